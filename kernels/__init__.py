@@ -1,0 +1,1 @@
+"""Triton kernels, one a file, each with a wrapper and a plain torch reference beside it."""

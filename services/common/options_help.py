@@ -20,7 +20,8 @@ def render_help(cls: type[Options], command: str, purpose: str) -> str:
     for group in groups:
         of_group = [_render(spec, width) for spec in found if spec.group == group]
         lines += ["", f"{group}:", *itertools.chain.from_iterable(of_group)]
-    return "\n".join([*lines, "", *textwrap.wrap(_footer(found[0]), width)])
+    footer = ["", *textwrap.wrap(_footer(found[0]), width)] if found else []
+    return "\n".join([*lines, *footer])
 
 
 def _footer(example: Spec) -> str:

@@ -1,0 +1,93 @@
+"""Which processes `sluice up` starts, with which options: decided before anything runs."""
+
+import dataclasses
+import os
+import sys
+from typing import Any, get_args
+
+from services.cli.ports import LOOPBACK, free_ports
+from services.common.config import (
+    GatewayConfig,
+    LogOptions,
+    ModelOptions,
+    Role,
+    ScheduleOptions,
+    TransferOptions,
+    UpConfig,
+    WorkerConfig,
+)
+from services.common.options import Options, as_flags, specs
+
+GATEWAY = "pd_master"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Process:
+    """One process to start: its name in the logs, its whole command line, and where it tells that it is ready."""
+
+    name: str
+    argv: tuple[str, ...]
+    ready_url: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything to start, the gateway last, and where clients find it."""
+
+    processes: tuple[Process, ...]
+    url: str
+    grpc_address: str
+
+
+def make_plan(config: UpConfig) -> Plan:
+    """Choose free ports and spell out each process's options. `config.model` is a path or hub id, not empty."""
+    roles: list[Role] = [role for role in get_args(Role) for _ in range(getattr(config, role))]
+    ports = free_ports(2 * len(roles) + 2)
+    http_port = config.http_port or ports.pop()
+    grpc_port = config.grpc_port or ports.pop()
+    threads = config.threads or max(1, _num_cores() // len(roles))
+    workers = []
+    addresses = []
+    for index, role in enumerate(roles):
+        worker = _worker(config, role, threads, ports.pop(), ports.pop())
+        workers.append(_process(f"{role}-{roles[:index].count(role)}", role, worker, LOOPBACK, worker.http_port))
+        addresses.append(f"{LOOPBACK}:{worker.grpc_port}")
+    gateway = GatewayConfig(
+        **_shared(config, LogOptions),
+        host=config.host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        workers=tuple(addresses),
+        drain_s=config.drain_s,
+    )
+    host = reachable(config.host)
+    processes = (*workers, _process(GATEWAY, "pd-master", gateway, host, http_port))
+    return Plan(processes, f"http://{host}:{http_port}", f"{host}:{grpc_port}")
+
+
+def reachable(host: str) -> str:
+    """Return how this machine reaches a server that listens on `host`."""
+    if host in ("", "0.0.0.0"):
+        return LOOPBACK
+    return f"[{host}]" if ":" in host else host
+
+
+def _worker(config: UpConfig, role: Role, threads: int, grpc_port: int, http_port: int) -> WorkerConfig:
+    shared = _shared(config, ModelOptions, ScheduleOptions, TransferOptions, LogOptions)
+    shared["threads"] = threads
+    return WorkerConfig(
+        **shared, role=role, host=LOOPBACK, grpc_port=grpc_port, http_port=http_port, drain_s=config.drain_s
+    )
+
+
+def _shared(config: UpConfig, *groups: type[Options]) -> dict[str, Any]:
+    return {spec.name: getattr(config, spec.name) for group in groups for spec in specs(group)}
+
+
+def _process(name: str, command: str, config: Options, host: str, http_port: int) -> Process:
+    argv = (sys.executable, "-m", "services.cli.child", str(os.getpid()), command, *as_flags(config))
+    return Process(name, argv, f"http://{host}:{http_port}/readiness")
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0))

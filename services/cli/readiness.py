@@ -1,0 +1,46 @@
+"""Waiting until processes answer over HTTP that they are ready. There is no event to wait on: they are asked again."""
+
+import asyncio
+import http
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+_ASK_EVERY_S = 0.1
+_ANSWER_WITHIN_S = 2.0
+
+
+async def until_ready(url: str) -> float:
+    """Ask `GET url` until it answers 200; return the seconds it took. The caller sets the deadline."""
+    return await _until(lambda: _get(url) is not None)
+
+
+async def until_model_is_served(base_url: str) -> str:
+    """Ask the gateway until it lists a model, which it does once a pair of workers takes requests; return its name."""
+    names: list[str] = []
+
+    def ask() -> bool:
+        body = _get(f"{base_url}/v1/models")
+        names.extend(model["id"] for model in json.loads(body or b"{}").get("data", []))
+        return bool(names)
+
+    await _until(ask)
+    return names[0]
+
+
+async def _until(ask: Callable[[], bool]) -> float:
+    start = time.monotonic()
+    while not await asyncio.to_thread(ask):  # noqa: ASYNC110 - another process, which sends us no event
+        await asyncio.sleep(_ASK_EVERY_S)
+    return time.monotonic() - start
+
+
+def _get(url: str) -> bytes | None:
+    """Return the body of a 200, None for anything else."""
+    try:
+        with urllib.request.urlopen(url, timeout=_ANSWER_WITHIN_S) as answer:
+            return bytes(answer.read()) if answer.status == http.HTTPStatus.OK else None
+    except (urllib.error.URLError, OSError, http.client.HTTPException):
+        return None

@@ -47,12 +47,12 @@ $(VENV)/.deps: requirements-cpu.txt requirements-dev.txt | $(BIN)/python
 
 gen/.stamp: $(PROTOS) | $(VENV)/.deps
 	$(call say,3/4 stubs from $(words $(PROTOS)) protos)
-	@rm -rf gen && mkdir -p gen
-	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=gen --grpc_python_out=gen \
-		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --mypy_out=quiet:gen \
-		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:gen $(PROTOS)
-	@find gen -mindepth 1 -type d -exec touch {}/__init__.py \;
-	@touch $@
+	@rm -rf gen.new && mkdir gen.new
+	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=gen.new --grpc_python_out=gen.new \
+		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --mypy_out=quiet:gen.new \
+		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:gen.new $(PROTOS)
+	@find gen.new -mindepth 1 -type d -exec touch {}/__init__.py \;
+	@rm -rf gen && mv gen.new gen && touch $@
 
 # After the stubs: an editable install remembers the packages that it saw.
 $(VENV)/.installed: pyproject.toml $(VENV)/.deps | gen/.stamp
@@ -89,4 +89,4 @@ check: setup ## lint, types, import rules, protos, sizes, chart
 	@if [ -f tools/check_chart.py ]; then $(BIN)/python -m tools.check_chart; fi
 
 clean: ## remove what was built (the model cache stays)
-	rm -rf $(VENV) gen build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) gen gen.new build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

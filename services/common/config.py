@@ -60,13 +60,18 @@ class ScheduleOptions(Options):
 
     max_running_requests: int = option(256, "sequences in one step at most", group="scheduling", minimum=1)
     kv_pool_tokens: int = option(
-        0, "slots of the KV pool; 0 takes 32768 on a CPU, --kv-memory-fraction on a GPU", group="scheduling", minimum=0
+        0, "tokens the KV pool holds; 0 sizes it by --kv-memory-fraction", group="scheduling", minimum=0
     )
     kv_memory_fraction: float = option(
-        0.9, "share of a GPU's memory for weights and KV", group="scheduling", minimum=0.01, maximum=0.98
+        0.25,
+        "share of the memory left free by the weights that the KV pool takes; a GPU of one's own bears 0.9",
+        group="scheduling",
+        minimum=0.01,
+        maximum=0.98,
     )
-    chunk_tokens: int = option(1024, "prompt tokens of one request in one step at most", group="scheduling", minimum=1)
-    step_tokens: int = option(2048, "prompt tokens of all requests in one step at most", group="scheduling", minimum=1)
+    chunk_tokens: int = option(
+        512, "prompt tokens computed in one step, of all prompts together", group="scheduling", minimum=1
+    )
     prefix_cache: bool = option(
         True, "keep the KV of finished prompts for prompts that begin alike", group="scheduling"
     )
@@ -83,14 +88,6 @@ class ScheduleOptions(Options):
         minimum=0.05,
         maximum=1.0,
     )
-
-    def check(self) -> None:
-        """A chunk has to fit a step."""
-        super().check()
-        if self.chunk_tokens > self.step_tokens:
-            raise ConfigError(
-                f"--chunk-tokens: {self.chunk_tokens} is not allowed; at most --step-tokens {self.step_tokens}"
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ def test_worker_config_survives_the_way_to_a_child_process() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--chunk-tokens=4096"], "at most --step-tokens 2048"),
+        (["--chunk-tokens=0"], "a whole number of at least 1"),
         (["--transfer-depth=9"], "at most --transfer-pages 8"),
         (["--advertise-address=here"], "it takes host:port"),
         (["--role=both"], "one of prefill, decode, mixed"),

@@ -116,3 +116,6 @@ class Delta(msgspec.Struct, frozen=True):
     """The text these tokens make visible; may be empty while a character or a possible stop string is held back."""
     logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
+    text_lengths: tuple[int, ...] = ()
+    """Characters of `text` that each token made visible, in order, so that a delta can be cut between tokens. What
+    `text` has beyond their sum was held back and became visible by `finish`."""

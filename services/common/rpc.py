@@ -1,0 +1,82 @@
+"""How channels and servers between pods are set up: message limits, keepalive, reconnect; and backoff with jitter."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import grpc.aio
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""A frame of prompt ids: 8 million tokens of five bytes fit with room to spare; more is a mistake."""
+
+KEEPALIVE_TIME_MS = 2_000
+"""Pings on a connection: with the timeout below, a peer that vanished without a FIN breaks its streams in 4 s."""
+KEEPALIVE_TIMEOUT_MS = 2_000
+
+_LIMITS = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+]
+_KEEPALIVE = [
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_ONLY = [
+    # A server closes connections that ping more often than it allows: it must allow what our channels do.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+    # Two servers on one port would share its connections at random; a second start has to fail.
+    ("grpc.so_reuseport", 0),
+]
+_CHANNEL_ONLY = [
+    # Sessions have a backoff of their own; the channel's grows to two minutes, in which a worker is back long ago.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Sessions to different incarnations must not share a connection.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """A plaintext channel to host:port for sessions between pods; the caller closes it."""
+    return grpc.aio.insecure_channel(address, options=[*_LIMITS, *_KEEPALIVE, *_CHANNEL_ONLY])
+
+
+def server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
+    """A server with the same limits; the caller adds services and ports, starts and stops it."""
+    return grpc.aio.server(interceptors=list(interceptors), options=[*_LIMITS, *_KEEPALIVE, *_SERVER_ONLY])
+
+
+def bind(target: grpc.aio.Server, address: str) -> int:
+    """Listen on host:port and return the port that was taken (port 0 takes a free one). OSError when it is in use."""
+    try:
+        port = target.add_insecure_port(address)
+    except RuntimeError as error:  # grpc raises it for an address in use
+        raise OSError(f"cannot listen on {address}: {error}") from error
+    if port == 0:
+        raise OSError(f"cannot listen on {address}")
+    return port
+
+
+class Backoff:
+    """Waiting times between attempts to connect: doubling up to a bound, each drawn from the upper half of its range.
+
+    The draw keeps many masters that lost one worker from coming back to it in step.
+    """
+
+    def __init__(self, first_s: float = 0.05, most_s: float = 1.0, draw: Callable[[], float] = random.random) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._draw = draw
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        """Return how long to wait now, in seconds."""
+        wait, self._next_s = self._next_s, min(self._next_s * 2, self._most_s)
+        return wait * (0.5 + 0.5 * self._draw())
+
+    def reset(self) -> None:
+        """Start again from the shortest wait: the last attempt succeeded."""
+        self._next_s = self._first_s

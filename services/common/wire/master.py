@@ -1,0 +1,83 @@
+"""Master -> worker: `WorkerServiceSessionRequest`."""
+
+from services.common.messages import Abort, MasterHello, MasterMessage, Peers, Reconcile, Redirect, Submit
+from services.common.wire.errors import WireError, require
+from services.common.wire.generation import request_from_proto, request_to_proto
+from services.common.wire.names import (
+    key_from_proto,
+    key_to_proto,
+    live_from_proto,
+    live_to_proto,
+    master_ref_from_proto,
+    master_ref_to_proto,
+    peer_from_proto,
+    peer_to_proto,
+)
+from sluice.v1 import worker_pb2 as pb
+
+
+def master_message_to_proto(message: MasterMessage) -> pb.WorkerServiceSessionRequest:
+    """Inverse of `master_message_from_proto`."""
+    match message:
+        case Submit():
+            return pb.WorkerServiceSessionRequest(submit=_submit_to_proto(message))
+        case Abort(keys=keys):
+            return pb.WorkerServiceSessionRequest(abort=pb.AbortAttempts(keys=[key_to_proto(key) for key in keys]))
+        case Redirect(key=key, new_attempt=attempt, decode=peer):
+            redirect = pb.RedirectAttempt(key=key_to_proto(key), new_attempt=attempt, decode=peer_to_proto(peer))
+            return pb.WorkerServiceSessionRequest(redirect=redirect)
+        case Peers(peers=peers):
+            return pb.WorkerServiceSessionRequest(peers=pb.PeerList(peers=[peer_to_proto(peer) for peer in peers]))
+        case Reconcile(live=live):
+            reconcile = pb.ReconcileAttempts(live=[live_to_proto(one) for one in live])
+            return pb.WorkerServiceSessionRequest(reconcile=reconcile)
+        case MasterHello(protocol=protocol, master=master, live=live):
+            hello = pb.MasterHello(
+                protocol=protocol, master=master_ref_to_proto(master), live=[live_to_proto(one) for one in live]
+            )
+            return pb.WorkerServiceSessionRequest(hello=hello)
+
+
+def master_message_from_proto(proto: pb.WorkerServiceSessionRequest) -> MasterMessage:
+    """WireError when no known kind is set or a part of it is missing."""
+    match proto.WhichOneof("message"):
+        case "submit":
+            return _submit_from_proto(proto.submit)
+        case "abort":
+            return Abort([key_from_proto(key) for key in proto.abort.keys])
+        case "redirect":
+            redirect = proto.redirect
+            require(redirect.new_attempt > redirect.key.attempt, "redirect.new_attempt")
+            return Redirect(key_from_proto(redirect.key), redirect.new_attempt, peer_from_proto(redirect.decode))
+        case "peers":
+            return Peers([peer_from_proto(peer) for peer in proto.peers.peers])
+        case "reconcile":
+            return Reconcile([live_from_proto(one) for one in proto.reconcile.live])
+        case "hello":
+            live = [live_from_proto(one) for one in proto.hello.live]
+            return MasterHello(proto.hello.protocol, master_ref_from_proto(proto.hello.master), live)
+        case _:
+            raise WireError("a session request of no known kind", param="message")
+
+
+def _submit_to_proto(submit: Submit) -> pb.SubmitAttempt:
+    return pb.SubmitAttempt(
+        key=key_to_proto(submit.key),
+        request=request_to_proto(submit.request),
+        choices=submit.choices,
+        output_ids=submit.output_ids,
+        decode=None if submit.decode is None else peer_to_proto(submit.decode),
+        age_s=submit.age_s,
+    )
+
+
+def _submit_from_proto(proto: pb.SubmitAttempt) -> Submit:
+    require(len(proto.choices) > 0, "submit.choices")
+    return Submit(
+        key=key_from_proto(proto.key),
+        request=request_from_proto(proto.request),
+        choices=tuple(proto.choices),
+        output_ids=list(proto.output_ids),
+        decode=peer_from_proto(proto.decode) if proto.HasField("decode") else None,
+        age_s=proto.age_s,
+    )

@@ -1,0 +1,178 @@
+"""Everything that crosses between pods survives the wire, and what cannot be read is refused by name."""
+
+import enum
+import types
+from collections.abc import Callable
+from typing import Any, Union, get_args, get_origin
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.common import messages, peer_messages, wire
+from services.common.ipc import AttemptKey
+from services.common.request import Delta, Request, SamplingParams, StopParams
+from sluice.v1 import reservation_pb2, types_pb2, worker_pb2
+
+KEY = AttemptKey("ab", 1)
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - a type annotation of any form
+    """Any value of a domain type, its collections not empty."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return st.fixed_dictionaries({field.name: values_of(field.type) for field in msgspec.structs.fields(kind)}).map(
+            lambda fields: kind(**fields)
+        )
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return st.sampled_from(kind)
+    simple: dict[Any, st.SearchStrategy[Any]] = {
+        int: st.integers(1, 2**31 - 1),
+        float: st.floats(1e-3, 1e6),
+        str: st.text(min_size=1, max_size=8),
+        bool: st.booleans(),
+        type(None): st.none(),
+    }
+    return simple[kind] if kind in simple else _values_of_generic(get_origin(kind), get_args(kind))
+
+
+def _values_of_generic(origin: Any, arguments: tuple[Any, ...]) -> st.SearchStrategy[Any]:  # noqa: ANN401
+    if origin is list:
+        return st.lists(values_of(arguments[0]), min_size=1, max_size=3)
+    if origin is dict:
+        return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), min_size=1, max_size=3)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return st.lists(values_of(arguments[0]), min_size=1, max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*[values_of(one) for one in arguments])
+    assert origin in {Union, types.UnionType}, origin
+    return st.one_of([values_of(one) for one in arguments])
+
+
+def crosses_unchanged(message: Any, to_proto: Callable[[Any], Any], from_proto: Callable[[Any], Any]) -> bool:  # noqa: ANN401
+    """Send a message through real bytes."""
+    proto = to_proto(message)
+    return bool(from_proto(type(proto).FromString(proto.SerializeToString())) == message)
+
+
+def redirects_forward(message: Any) -> bool:  # noqa: ANN401
+    """Whether a redirect names a later attempt, which is the only kind that is read."""
+    return not isinstance(message, messages.Redirect) or message.new_attempt > message.key.attempt
+
+
+@given(values_of(messages.MasterMessage).filter(redirects_forward))
+def test_master_messages_cross_unchanged(message: messages.MasterMessage) -> None:
+    assert crosses_unchanged(message, wire.master_message_to_proto, wire.master_message_from_proto)
+
+
+@given(values_of(messages.WorkerMessage))
+def test_worker_messages_cross_unchanged(message: messages.WorkerMessage) -> None:
+    assert crosses_unchanged(message, wire.worker_message_to_proto, wire.worker_message_from_proto)
+
+
+@given(values_of(peer_messages.PrefillMessage))
+def test_prefill_messages_cross_unchanged(message: peer_messages.PrefillMessage) -> None:
+    assert crosses_unchanged(message, wire.prefill_message_to_proto, wire.prefill_message_from_proto)
+
+
+@given(values_of(peer_messages.DecodeMessage))
+def test_decode_messages_cross_unchanged(message: peer_messages.DecodeMessage) -> None:
+    assert crosses_unchanged(message, wire.decode_message_to_proto, wire.decode_message_from_proto)
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_every_64_bit_seed_crosses(seed: int) -> None:
+    assert crosses_unchanged(SamplingParams(seed=seed), wire.sampling_to_proto, wire.sampling_from_proto)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        messages.Abort([]),
+        messages.Peers([]),
+        messages.Submit(KEY, Request("ab", "m", [0], SamplingParams(0.0), StopParams(1)), (0,), [], None, 0.0),
+    ],
+)
+def test_empty_parts_cross(message: messages.MasterMessage) -> None:
+    assert crosses_unchanged(message, wire.master_message_to_proto, wire.master_message_from_proto)
+
+
+def test_delta_without_tokens_crosses() -> None:
+    assert crosses_unchanged(Delta(0, 7, [], ""), wire.delta_to_proto, wire.delta_from_proto)
+
+
+def test_absent_parameters_of_a_public_request_are_neutral() -> None:
+    sampling = wire.sampling_from_proto(types_pb2.SamplingParams())
+    assert sampling == SamplingParams()
+    assert wire.text_from_proto(types_pb2.TextParams()).skip_special_tokens
+    assert wire.stop_from_proto(types_pb2.StopParams(), default_max_new_tokens=9).max_new_tokens == 9
+
+
+def _submit(**fields: Any) -> worker_pb2.WorkerServiceSessionRequest:
+    return worker_pb2.WorkerServiceSessionRequest(submit=worker_pb2.SubmitAttempt(**fields))
+
+
+NAMED = worker_pb2.AttemptKey(request_id="ab", attempt=1)
+EVENT = worker_pb2.AttemptEvent
+
+
+@pytest.mark.parametrize(
+    ("proto", "field"),
+    [
+        (worker_pb2.WorkerServiceSessionRequest(), "message"),
+        (_submit(), "submit.choices"),
+        (_submit(choices=[0]), "key.request_id"),
+        (_submit(choices=[0], key=worker_pb2.AttemptKey(request_id="ab")), "key.attempt"),
+        (_submit(choices=[0], key=NAMED), "request.request_id"),
+        (
+            _submit(choices=[0], key=NAMED, request=worker_pb2.GenerationRequest(request_id="ab", prompt_ids=[1])),
+            "stop.max_new_tokens",
+        ),
+        (
+            worker_pb2.WorkerServiceSessionRequest(redirect=worker_pb2.RedirectAttempt(key=NAMED, new_attempt=1)),
+            "redirect.new_attempt",
+        ),
+    ],
+)
+def test_master_message_that_cannot_be_read_names_the_field(
+    proto: worker_pb2.WorkerServiceSessionRequest, field: str
+) -> None:
+    with pytest.raises(wire.WireError) as caught:
+        wire.master_message_from_proto(proto)
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("proto", "field"),
+    [
+        (worker_pb2.WorkerServiceSessionResponse(), "message"),
+        (worker_pb2.WorkerServiceSessionResponse(event=EVENT(key=NAMED)), "event"),
+        (
+            worker_pb2.WorkerServiceSessionResponse(event=EVENT(key=NAMED, failed=worker_pb2.AttemptFailed())),
+            "failed.cause",
+        ),
+        (
+            worker_pb2.WorkerServiceSessionResponse(
+                hello=worker_pb2.WorkerHello(worker=worker_pb2.WorkerRef(worker_id="w", incarnation="1"), role=99)  # type: ignore[arg-type]
+            ),
+            "hello.role",
+        ),
+    ],
+)
+def test_worker_message_that_cannot_be_read_names_the_field(
+    proto: worker_pb2.WorkerServiceSessionResponse, field: str
+) -> None:
+    with pytest.raises(wire.WireError) as caught:
+        wire.worker_message_from_proto(proto)
+    assert caught.value.param == field
+
+
+def test_reservation_messages_that_cannot_be_read_name_the_field() -> None:
+    with pytest.raises(wire.WireError, match=r"handover\.first"):
+        wire.prefill_message_from_proto(
+            reservation_pb2.ReservationServiceSessionRequest(handover=reservation_pb2.Handover(key=NAMED))
+        )
+    with pytest.raises(wire.WireError, match=r"denied\.reason"):
+        wire.decode_message_from_proto(
+            reservation_pb2.ReservationServiceSessionResponse(denied=reservation_pb2.Denied(key=NAMED))
+        )

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 HIGH_WATER_MARK = 10_000
 """Frames in flight one way. An engine that drains commands between steps never has this many waiting (DESIGN R15)."""
-ENGINE_COMMAND = (sys.executable, "-m", "services.engine.main")
+ENGINE_COMMAND = (sys.executable, "-m", "services.engine.main", "-")
 _EXIT_GRACE_S = 10.0
 
 
@@ -48,7 +48,10 @@ class EngineLostError(RuntimeError):
 
 
 class EngineClient:
-    """Owns the engine process and its socket. Used by the worker's services; all calls come from the one event loop."""
+    """Owns the engine process and its socket. Used by the worker's services; all calls come from the one event loop.
+
+    config: the engine's settings as JSON values (`services.worker.engine_config`); the endpoint is added here.
+    """
 
     def __init__(self, config: dict[str, Any], *, command: tuple[str, ...] = ENGINE_COMMAND) -> None:
         self._config = config
@@ -72,9 +75,9 @@ class EngineClient:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(address)
         self._process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE)
-        start = msgspec.json.encode({"ipc_address": address, "config": self._config, "rank": 0})
         assert self._process.stdin is not None
-        self._process.stdin.write(start + b"\n")  # stdin stays open: its end tells the engine that this process is gone
+        # On stdin, since others can read argv; it stays open, and its end tells the engine that this process is gone.
+        self._process.stdin.write(msgspec.json.encode({**self._config, "endpoint": address}) + b"\n")
         self._heard_at = time.monotonic()
         log.info("engine started, pid %s", self._process.pid)
 

@@ -49,7 +49,7 @@ class FakeEngine:
         self._options = options
         self._state = FakeState(options.num_slots, options.chunk_tokens)
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
-        self._socket.connect(start["ipc_address"])
+        self._socket.connect(start["endpoint"])
         self._outbox: list[Event] = []
         self._peers: dict[str, asyncio.StreamWriter] = {}
         self._sent: set[tuple[int, Place]] = set()
@@ -205,6 +205,7 @@ async def _main(options: argparse.Namespace) -> int:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The fake's own options."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("source", choices=["-"], help="the configuration comes on stdin, as with the real engine")
     parser.add_argument("--step-s", type=float, default=0.001)
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--num-slots", type=int, default=65536)

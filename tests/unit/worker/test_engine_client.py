@@ -27,7 +27,7 @@ from services.common.request import FinishReason, SamplingParams
 from services.worker.engine_client import EngineClient, EngineLostError
 from tests.fakes.tokens import fake_output
 
-FAKE = (sys.executable, "-m", "tests.fakes.engine")
+FAKE = (sys.executable, "-m", "tests.fakes.engine", "-")
 
 
 class Running:

@@ -6,8 +6,8 @@
 | lines of a function | under 10 | under 25 | at most 50 |
 
 A function counts its lines from `def` to the end without its docstring, which may be as long as it is useful. A file
-or function beyond "all" passes with a comment `# size: <reason>` in its first lines: a reason worth reading. Code and tests
-are each held to the shares by themselves, so that many small tests excuse no large module.
+or function beyond "all" passes with a comment `# size: <reason>` in its first lines: a reason worth reading. Code and
+tests are each held to the shares by themselves, so that many small tests excuse no large module.
 """
 
 import ast

@@ -1,6 +1,7 @@
 """The demo model's folder is an ordinary Hugging Face folder, and its weights answer a question right."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -11,8 +12,8 @@ from services.cli.demo_model import DemoModelError, fetch_demo_model
 
 
 def test_greedy_answer_of_transformers_is_right(model_dir: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir)
     question = [{"role": "user", "content": "What is the capital of France?"}]
     inputs = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     output = model.generate(**inputs, do_sample=False, max_new_tokens=20)[0][inputs["input_ids"].shape[1] :]

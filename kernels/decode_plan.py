@@ -1,0 +1,93 @@
+"""The work list of decode attention: which program reads which part of which request's context.
+
+The list is made on the device, once a step, because the lengths live there. One request's context is cut into splits
+of equal size; the split size follows from all lengths, so that about `target_items` items come out whatever the skew:
+`max(min_split_blocks, ceil(sum of blocks / target_items))` blocks. Hence at most `rows + target_items` items, the
+bound that the grid is launched with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.launch import after_previous_kernel, dependent, expect_shape, next_power_of_2
+
+ITEM_FIELDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """The work list of one step, all int32 and owned by the caller.
+
+    items: `[max_items, 4]`: batch row, first block, number of blocks, index of the request's first item.
+    num_splits: `[rows]`, 0 for a padding row.
+    num_items: `[1]`.
+    """
+
+    items: torch.Tensor
+    num_splits: torch.Tensor
+    num_items: torch.Tensor
+    block_tokens: int
+    target_items: int
+    min_split_blocks: int = 1
+
+    @staticmethod
+    def allocate(
+        rows: int, block_tokens: int, target_items: int, device: torch.device, min_split_blocks: int = 1
+    ) -> DecodePlan:
+        """Return a plan with room for every work list of `rows` requests."""
+        max_items = rows + target_items
+        return DecodePlan(
+            torch.zeros(max_items, ITEM_FIELDS, dtype=torch.int32, device=device),
+            torch.zeros(rows, dtype=torch.int32, device=device),
+            torch.zeros(1, dtype=torch.int32, device=device),
+            block_tokens,
+            target_items,
+            min_split_blocks,
+        )
+
+
+@triton.jit
+def _decode_plan(context_lens_ptr, items_ptr, num_splits_ptr, num_items_ptr, num_rows, target_items, min_split_blocks,
+                 BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Grid `(1,)`."""
+    after_previous_kernel(PDL)
+    rows = tl.arange(0, BLOCK_ROWS)
+    inside = rows < num_rows
+    lens = tl.load(context_lens_ptr + rows, mask=inside, other=0)
+    # The newest token is not in the pool yet; whoever holds the last split adds it from registers.
+    blocks = (tl.maximum(lens - 1, 0) + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+    split = tl.maximum((tl.sum(blocks) + target_items - 1) // target_items, min_split_blocks)
+    splits = tl.where(lens > 0, tl.maximum((blocks + split - 1) // split, 1), 0)
+    even = (blocks + splits - 1) // tl.maximum(splits, 1)  # the same number of splits, but of equal size
+    splits = tl.where(blocks > 0, (blocks + even - 1) // tl.maximum(even, 1), splits)
+    first = tl.cumsum(splits, 0) - splits
+    tl.store(num_splits_ptr + rows, splits, mask=inside)
+    tl.store(num_items_ptr, tl.sum(splits))
+    for s in range(tl.max(splits)):
+        live = s < splits
+        item = items_ptr + (first + s) * 4
+        tl.store(item, rows, mask=live)
+        tl.store(item + 1, s * even, mask=live)
+        tl.store(item + 2, tl.minimum(even, blocks - s * even), mask=live)
+        tl.store(item + 3, first, mask=live)
+
+
+def decode_plan(context_lens: torch.Tensor, plan: DecodePlan, *, pdl: bool = False) -> None:
+    """Write the work list for `context_lens [rows]` int32 (newest token included; 0 for a padding row) into `plan`.
+
+    Raises:
+        ValueError: `plan` has another number of rows.
+    """
+    rows = context_lens.shape[0]
+    if plan.num_splits.shape[0] < rows or plan.items.shape[0] < rows + plan.target_items:
+        raise ValueError(f"plan: made for {plan.num_splits.shape[0]} rows, got {rows}")
+    expect_shape("plan.items", plan.items, (None, ITEM_FIELDS))
+    _decode_plan[(1,)](
+        context_lens, plan.items, plan.num_splits, plan.num_items, rows, plan.target_items, plan.min_split_blocks,
+        BLOCK_ROWS=next_power_of_2(rows), BLOCK_TOKENS=plan.block_tokens, num_warps=4, **dependent(pdl),
+    )  # fmt: skip

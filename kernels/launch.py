@@ -1,0 +1,75 @@
+"""What every wrapper needs to launch its kernel: dependent launch, shape checks, powers of two."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+_UPCAST = tl.constexpr(INTERPRETED)
+LOG2_E = 1.4426950408889634
+
+
+def dependent(pdl: bool) -> dict[str, bool]:
+    """Return the launch arguments of a kernel that may start before the one in front of it has ended.
+
+    Programmatic dependent launch is a matter of Hopper's hardware; under the interpreter it is left out.
+    """
+    if pdl and not INTERPRETED:
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
+
+
+@triton.jit
+def after_previous_kernel(PDL: tl.constexpr):
+    """Wait until the kernel in front has ended and its writes are visible, then let the next kernel start.
+
+    The next one is released only after the wait: so what was written two kernels ago may be read before the wait.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def dot(a, b, acc, PRECISION: tl.constexpr):
+    """Return `acc + a @ b` in float32. The interpreter multiplies bfloat16 as integers, so there it is widened first."""
+    if _UPCAST:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@triton.jit
+def prefetch_to_l2(pointers, num_bytes: tl.constexpr):
+    """Ask for `num_bytes` (a multiple of 16) from each of `pointers` in L2. Moves nothing under the interpreter."""
+    sizes = tl.full(pointers.shape, num_bytes, tl.int32)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [pointers, sizes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+def expect_shape(name: str, tensor: torch.Tensor, expected: tuple[int | None, ...]) -> None:
+    """Raise ValueError unless `tensor` has the expected dimensions (None stands for any)."""
+    shape = tuple(tensor.shape)
+    fits = len(shape) == len(expected) and all(e is None or s == e for s, e in zip(shape, expected, strict=True))
+    if not fits:
+        raise ValueError(f"{name}: expected shape {expected}, got {shape}")
+
+
+def expect_rows_contiguous(name: str, tensor: torch.Tensor) -> None:
+    """Raise ValueError unless the last dimension of `tensor` is contiguous."""
+    if tensor.stride(-1) != 1:
+        raise ValueError(f"{name}: expected stride 1 in the last dimension, got {tensor.stride(-1)}")
+
+
+def next_power_of_2(n: int) -> int:
+    """Return the smallest power of two that is at least `n`."""
+    return 1 << max(n - 1, 0).bit_length()

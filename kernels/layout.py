@@ -1,0 +1,49 @@
+"""The tensors that attention kernels share: head counts, rotation tables, the slot table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Head counts of one rank: `num_heads` query heads over `num_kv_heads` KV heads of `head_dim`."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def qkv_width(self) -> int:
+        """Columns of a fused q, k, v row."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotation tables `cos, sin [max_positions, rotary_dim / 2]` float32; optional per-head norm weights `[head_dim]`."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """`table [max_rows, width]` int32: request row -> slots; `rows [batch]` int32: batch row -> request row.
+
+    Every entry up to the next multiple of the block size past a request's length must name a slot of the pool, the
+    padding slot if nothing else: such rows are read, and must be finite, but count for nothing.
+    """
+
+    table: torch.Tensor
+    rows: torch.Tensor

@@ -1,0 +1,44 @@
+"""The gated activation: `out = silu(gate) * up`, where a row holds `gate`, then `up` (Shazeer, 2020, SwiGLU)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.launch import after_previous_kernel, dependent, expect_rows_contiguous, expect_shape
+
+
+@triton.jit
+def _swiglu(gate_up_ptr, out_ptr, width, in_stride, out_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Grid `(rows, cdiv(width, BLOCK))`; row offsets are 64-bit."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = cols < width
+    after_previous_kernel(PDL)
+    gate = tl.load(gate_up_ptr + row * in_stride + cols, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + row * in_stride + width + cols, mask=inside, other=0.0).to(tl.float32)
+    out = gate * tl.sigmoid(gate) * up
+    tl.store(out_ptr + row * out_stride + cols, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def swiglu(gate_up: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> None:
+    """Write `silu(gate) * up` into `out`.
+
+    Args:
+        gate_up: `[rows, 2 * width]`, gate columns first; bf16 | fp16 | fp32, last dimension contiguous.
+        out: `[rows, width]`, written.
+
+    Raises:
+        ValueError: a shape does not fit.
+    """
+    rows, width = out.shape
+    expect_shape("gate_up", gate_up, (rows, 2 * width))
+    for name, tensor in (("gate_up", gate_up), ("out", out)):
+        expect_rows_contiguous(name, tensor)
+    if rows == 0:
+        return
+    block = 2048
+    _swiglu[(rows, triton.cdiv(width, block))](
+        gate_up, out, width, gate_up.stride(0), out.stride(0), BLOCK=block, num_warps=8, **dependent(pdl)
+    )

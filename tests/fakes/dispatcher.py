@@ -136,5 +136,3 @@ class FakeGeneration:
             TokenLogprob(token, -0.25, [(token, -0.25), *((rank, -2.0 - rank) for rank in range(1, num_top))][:num_top])
             for token in ids
         ]
-
-

@@ -1,0 +1,1 @@
+"""The HTTP APIs: OpenAI, native, health and metrics."""

@@ -1,0 +1,105 @@
+"""The ASGI application: finds the handler of a request, turns its errors into answers and counts what happened."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeAlias
+
+from services.common.errors import SluiceError
+from services.pd_master.api.errors import ErrorShape, openai_error, retry_after
+from services.pd_master.api.http import ClientGoneError, HttpCall, Message, Receive, Send
+from services.pd_master.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+Handler: TypeAlias = Callable[[HttpCall], Awaitable[None]]
+
+
+class Route(NamedTuple):
+    """Who answers a path, and how its API writes errors."""
+
+    handler: Handler
+    errors: ErrorShape = openai_error
+
+
+class NotFoundError(SluiceError):
+    """No such path."""
+
+    code = "not_found"
+    http_status = 404
+    grpc_status = "UNIMPLEMENTED"
+
+
+class MethodNotAllowedError(SluiceError):
+    """The path exists, with another method."""
+
+    code = "method_not_allowed"
+    http_status = 405
+    grpc_status = "UNIMPLEMENTED"
+
+
+class App:
+    """All HTTP routes of the gateway. Called by uvicorn, one call per request."""
+
+    def __init__(
+        self,
+        routes: dict[str, dict[str, Route]],
+        metrics: GatewayMetrics,
+        prefixes: dict[str, dict[str, Route]] | None = None,
+    ) -> None:
+        """`routes`: path -> method -> route. `prefixes`: the same for paths that begin so and go on."""
+        self._routes = routes
+        self._prefixes = prefixes or {}
+        self._metrics = metrics
+        self._not_found = Route(_no_such_path)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One HTTP request."""
+        if scope["type"] != "http":
+            raise ValueError(f"the gateway speaks HTTP only, not {scope['type']}")
+        call = HttpCall(scope, receive, send)
+        route = self._route(call)
+        try:
+            await route.handler(call)
+        except ClientGoneError:
+            call.status = 499  # in the counts only
+        except SluiceError as error:
+            await _reply_error(call, route, error)
+        except Exception:
+            log.exception("handler of %s %s failed", call.method, call.path)
+            self._metrics.count_internal_error()
+            await _reply_error(call, route, SluiceError("an internal error occurred"))
+        known = call.path if call.path in self._routes else "other"
+        self._metrics.count_http(known, call.status)
+
+    def _route(self, call: HttpCall) -> Route:
+        methods = self._routes.get(call.path) or self._by_prefix(call.path)
+        if methods is None:
+            return self._not_found
+        route = methods.get(call.method)
+        if route is None:
+            return Route(_other_method, next(iter(methods.values())).errors)
+        return route
+
+    def _by_prefix(self, path: str) -> dict[str, Route] | None:
+        for prefix, methods in self._prefixes.items():
+            if path.startswith(prefix) and len(path) > len(prefix):
+                return methods
+        return None
+
+
+async def _reply_error(call: HttpCall, route: Route, error: SluiceError) -> None:
+    if call.finished:
+        return
+    if call.started:  # a failure inside a stream is written by the stream's own handler
+        await call.end()
+        return
+    call.headers_out += retry_after(error)
+    await call.reply(error.http_status, route.errors(error))
+
+
+async def _no_such_path(call: HttpCall) -> None:
+    raise NotFoundError(f"no such path: {call.path}")
+
+
+async def _other_method(call: HttpCall) -> None:
+    raise MethodNotAllowedError(f"{call.path} does not answer {call.method}")

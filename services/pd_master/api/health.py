@@ -1,0 +1,29 @@
+"""Health and metrics of this process. Readiness says nothing of workers (DESIGN R14): without any, requests get 503."""
+
+from services.pd_master.api.http import HttpCall
+from services.pd_master.metrics import GatewayMetrics
+
+_EXPOSITION = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class HealthEndpoint:
+    """Handlers of the probes. `main` clears `ready` when the process begins to drain."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self.ready = True
+        self._metrics = metrics
+
+    async def live(self, call: HttpCall) -> None:
+        """The event loop turns."""
+        await call.reply(200, b'{"message":"Ok"}')
+
+    async def readiness(self, call: HttpCall) -> None:
+        """Takes new requests."""
+        if self.ready:
+            await call.reply(200, b'{"message":"Ok"}')
+        else:
+            await call.reply(503, b'{"message":"Draining"}')
+
+    async def metrics(self, call: HttpCall) -> None:
+        """Prometheus exposition."""
+        await call.reply(200, self._metrics.render(), _EXPOSITION)

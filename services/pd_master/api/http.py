@@ -1,0 +1,157 @@
+"""HTTP as the API's handlers see it: a call with a body, one reply or one event stream. A thin layer over ASGI.
+
+No framework stands between uvicorn and a handler: what a router, a dependency resolver and a response class cost per
+request and per write is what the gateway's budget is about.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from services.common.errors import RequestAbortedError, RequestTooLargeError
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+JSON = b"application/json"
+
+
+class ClientGoneError(RequestAbortedError):
+    """The client closed the connection; nobody is there to read an answer."""
+
+    code = "client_gone"
+
+
+_STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a buffering proxy would turn a stream into one late block
+]
+
+
+class HttpCall:
+    """One HTTP request and its answer. Made by the app, used by one handler."""
+
+    __slots__ = (
+        "_receive",
+        "_send",
+        "finished",
+        "headers_out",
+        "method",
+        "path",
+        "scope",
+        "sending_since",
+        "started",
+        "status",
+    )
+
+    def __init__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self._receive = receive
+        self._send = send
+        self.headers_out: Headers = []
+        """Extra response headers, set before the reply starts."""
+        self.started = False
+        """The status line has left; an error can no longer become a status."""
+        self.finished = False
+        """Everything has been handed to the server."""
+        self.status = 0
+        self.sending_since: float | None = None
+        """When the write that is still waiting for the client began (loop time)."""
+
+    def header(self, name: bytes) -> str:
+        """A request header by its lower-case name; empty when absent."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return bytes(value).decode("latin-1")
+        return ""
+
+    async def body(self, max_bytes: int) -> bytes:
+        """The whole body. Raises RequestTooLargeError, by the declared length before anything is read, and
+        ClientGoneError when the client leaves in the middle of it."""
+        declared = self.header(b"content-length")
+        if declared.isdigit() and int(declared) > max_bytes:
+            raise _too_large(max_bytes)
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError("the client went away while sending the request")
+            part = message.get("body", b"")
+            size += len(part)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def disconnected(self) -> None:
+        """Returns when the client has gone away. Only after the body has been read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def reply(self, status: int, body: bytes, content_type: bytes = JSON) -> None:
+        """Send the whole answer."""
+        headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *self.headers_out]
+        self.started = self.finished = True
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def start_events(self) -> None:
+        """Begin a server-sent event stream with status 200."""
+        self.started = True
+        self.status = 200
+        await self._send(
+            {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *self.headers_out]}
+        )
+
+    async def write(self, events: bytes) -> None:
+        """Send encoded events; waits while the client's socket is full."""
+        self.sending_since = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self.sending_since = None
+
+    async def end(self, events: bytes = b"") -> None:
+        """Send the last events and end the stream."""
+        self.finished = True
+        await self._send({"type": "http.response.body", "body": events})
+
+
+class UntilDisconnect:
+    """Ends the block with ClientGoneError as soon as the client goes away, whatever the block waits for."""
+
+    def __init__(self, call: HttpCall) -> None:
+        self._call = call
+        self._gone = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        await self._call.disconnected()
+        if not self._call.finished:  # the server reports the end of a complete answer the same way
+            self._gone = True
+            self._task.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watcher.cancel()
+        if self._gone:
+            self._task.uncancel()
+            if kind is asyncio.CancelledError:
+                raise ClientGoneError("the client went away") from None
+
+
+def _too_large(max_bytes: int) -> RequestTooLargeError:
+    return RequestTooLargeError(f"the request body is larger than {max_bytes} bytes")

@@ -1,0 +1,1 @@
+"""The native API: LightLLM's wire."""

@@ -1,0 +1,1 @@
+"""The OpenAI API: completions, chat, models."""

@@ -1,0 +1,84 @@
+"""Chat chunks as server-sent events.
+
+What is equal in all of a choice's chunks is encoded once; a delta costs one JSON encode of its text and one join.
+"""
+
+from typing import Any
+
+import msgspec
+
+from services.common.errors import SluiceError
+from services.common.request import Delta, Finish
+from services.common.text import Vocabulary
+from services.pd_master.api.errors import openai_error
+from services.pd_master.api.openai.logprobs import chat_logprobs
+from services.pd_master.api.openai.usage import usage_of
+from services.pd_master.live_request import LiveRequest
+
+encode = msgspec.json.encode
+DONE = b"data: [DONE]\n\n"
+
+
+class ChatEvents:
+    """Encodes one chat stream."""
+
+    def __init__(
+        self,
+        live: LiveRequest,
+        head: dict[str, Any],
+        *,
+        include_usage: bool,
+        vocabulary: Vocabulary,
+        num_top_logprobs: int,
+    ) -> None:
+        """`head`: id, object, created, model and what else every chunk carries."""
+        self._live = live
+        self._include_usage = include_usage
+        self._vocabulary = vocabulary
+        self._num_top = num_top_logprobs
+        self._head = b"data: " + encode(head)[:-1]
+        self._open = [self._head + b',"choices":[{"index":%d,"delta":' % at for at in range(live.request.num_choices)]
+        self._close = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._text_open = [opened + b'{"content":' for opened in self._open]
+        self._text_close = b'},"logprobs":null,"finish_reason":null' + self._close
+
+    def start(self) -> bytes:
+        """The chunk that names the role, for each choice."""
+        delta = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+        return b"".join([opened + delta + self._close for opened in self._open])
+
+    def batch(self, deltas: list[Delta]) -> bytes:
+        """A chunk for each delta that shows something."""
+        if len(deltas) == 1:
+            return self._delta(deltas[0])
+        return b"".join([self._delta(delta) for delta in deltas])
+
+    def end(self) -> bytes:
+        """The usage chunk, when asked for, and the end mark."""
+        if not self._include_usage:
+            return DONE
+        return self._head + b',"choices":[],"usage":' + encode(usage_of([self._live])) + b"}\n\n" + DONE
+
+    def error(self, error: SluiceError) -> bytes:
+        """The error as the stream's last event; `[DONE]` does not follow, since it is not done."""
+        return b"data: " + openai_error(error) + b"\n\n"
+
+    def _delta(self, delta: Delta) -> bytes:
+        if delta.logprobs:
+            events = self._with_logprobs(delta)
+        elif delta.text:
+            events = self._text_open[delta.choice] + encode(delta.text) + self._text_close
+        else:
+            events = b""
+        return events if delta.finish is None else events + self._finish(delta.choice, delta.finish)
+
+    def _with_logprobs(self, delta: Delta) -> bytes:
+        logprobs = encode(chat_logprobs(delta.logprobs or [], self._vocabulary, self._num_top))
+        opened, text = self._text_open[delta.choice], encode(delta.text)
+        return b"".join((opened, text, b'},"logprobs":', logprobs, b',"finish_reason":null', self._close))
+
+    def _finish(self, choice: int, finish: Finish) -> bytes:
+        reason = encode(finish.reason)
+        stop = encode(finish.stop_reason)
+        parts = (self._open[choice], b'{},"logprobs":null,"finish_reason":', reason, b',"stop_reason":', stop)
+        return b"".join((*parts, self._close))

@@ -1,0 +1,80 @@
+"""Completion chunks as server-sent events; several prompts' requests share one stream."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from services.common.errors import SluiceError
+from services.common.request import Delta
+from services.pd_master.api.errors import openai_error
+from services.pd_master.api.openai.chat_events import DONE
+from services.pd_master.api.openai.logprobs import CompletionLogprobs
+from services.pd_master.api.openai.usage import usage_of
+from services.pd_master.live_request import LiveRequest
+
+encode = msgspec.json.encode
+
+
+class CompletionEvents:
+    """Encodes one completion stream. A delta's choice counts over all prompts: prompt * n + choice."""
+
+    def __init__(
+        self,
+        lives: Sequence[LiveRequest],
+        head: dict[str, Any],
+        *,
+        include_usage: bool,
+        echoes: list[str],
+        logprobs: list[CompletionLogprobs] | None,
+    ) -> None:
+        """`echoes`: text before each choice's output, empty without echo. `logprobs`: one per choice, if asked for."""
+        self._lives = lives
+        self._include_usage = include_usage
+        self._echoes = echoes
+        self._logprobs = logprobs
+        self._head = b"data: " + encode(head)[:-1]
+        self._open = [self._head + b',"choices":[{"index":%d,"text":' % at for at in range(len(echoes))]
+        self._close = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._text_close = b',"logprobs":null,"finish_reason":null' + self._close
+
+    def start(self) -> bytes:
+        """The echoed prompts."""
+        return b"".join([self._text(at, echo) for at, echo in enumerate(self._echoes) if echo])
+
+    def batch(self, deltas: list[Delta]) -> bytes:
+        """A chunk for each delta that shows something."""
+        if len(deltas) == 1:
+            return self._delta(deltas[0])
+        return b"".join([self._delta(delta) for delta in deltas])
+
+    def end(self) -> bytes:
+        """The usage chunk, when asked for, and the end mark."""
+        if not self._include_usage:
+            return DONE
+        return self._head + b',"choices":[],"usage":' + encode(usage_of(self._lives)) + b"}\n\n" + DONE
+
+    def error(self, error: SluiceError) -> bytes:
+        """The error as the stream's last event."""
+        return b"data: " + openai_error(error) + b"\n\n"
+
+    def _text(self, choice: int, text: str) -> bytes:
+        return self._open[choice] + encode(text) + self._text_close
+
+    def _delta(self, delta: Delta) -> bytes:
+        if delta.finish is None and self._logprobs is None:
+            return self._text(delta.choice, delta.text) if delta.text else b""
+        logprobs = self._logprobs[delta.choice].take(delta.logprobs or []) if self._logprobs else None
+        finish = delta.finish
+        parts = (
+            self._open[delta.choice],
+            encode(delta.text),
+            b',"logprobs":',
+            encode(logprobs),
+            b',"finish_reason":',
+            encode(finish.reason if finish else None),
+            b',"stop_reason":',
+            encode(finish.stop_reason if finish else None),
+            self._close,
+        )
+        return b"".join(parts)

@@ -1,0 +1,60 @@
+"""Log-probabilities in OpenAI's two forms: chat's list of objects and completions' parallel lists.
+
+A token is shown by itself: its text with U+FFFD for bytes that are no whole characters, and in chat its bytes as well.
+"""
+
+from typing import Any
+
+from services.common.request import TokenLogprob
+from services.common.text import Vocabulary
+
+_LOWEST = -9999.0
+"""JSON has no infinity; OpenAI shows a probability of zero so."""
+
+
+def chat_logprobs(logprobs: list[TokenLogprob], vocabulary: Vocabulary, num_top: int) -> dict[str, Any]:
+    """`choices[].logprobs` of chat answers and chunks."""
+    return {"content": [_entry(logprob, vocabulary, num_top) for logprob in logprobs], "refusal": None}
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of completions; keeps the text offset over a stream's chunks."""
+
+    def __init__(self, vocabulary: Vocabulary, num_top: int, offset: int = 0) -> None:
+        self._vocabulary = vocabulary
+        self._num_top = num_top
+        self._offset = offset
+
+    def take(self, logprobs: list[TokenLogprob]) -> dict[str, Any]:
+        """The lists for the next tokens."""
+        texts = [_text(self._vocabulary.piece(logprob.token_id)) for logprob in logprobs]
+        offsets = []
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [max(logprob.logprob, _LOWEST) for logprob in logprobs],
+            "top_logprobs": [self._top(logprob) for logprob in logprobs] if self._num_top else None,
+            "text_offset": offsets,
+        }
+
+    def _top(self, logprob: TokenLogprob) -> dict[str, float]:
+        return {
+            _text(self._vocabulary.piece(token)): max(value, _LOWEST) for token, value in logprob.top[: self._num_top]
+        }
+
+
+def _entry(logprob: TokenLogprob, vocabulary: Vocabulary, num_top: int) -> dict[str, Any]:
+    entry = _shown(logprob.token_id, logprob.logprob, vocabulary)
+    entry["top_logprobs"] = [_shown(token, value, vocabulary) for token, value in logprob.top[:num_top]]
+    return entry
+
+
+def _shown(token_id: int, value: float, vocabulary: Vocabulary) -> dict[str, Any]:
+    piece = vocabulary.piece(token_id)
+    return {"token": _text(piece), "logprob": max(value, _LOWEST), "bytes": list(piece)}
+
+
+def _text(piece: bytes) -> str:
+    return piece.decode("utf-8", errors="replace")

@@ -1,0 +1,68 @@
+"""What the gateway's front asks of the part behind it. The registry and the dispatcher fit these by structure."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from services.common.request import Delta, Request
+
+
+class ServedModel(Protocol):
+    """A model that workers serve."""
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        ...
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        """Folder with tokenizer, chat template and generation defaults, as a worker of the group sent them."""
+        ...
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Prompt and output together."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        ...
+
+
+class Models(Protocol):
+    """The models of all workers known now."""
+
+    def models(self) -> Sequence[ServedModel]:
+        """All of them; empty before the first worker has been seen."""
+        ...
+
+    def model(self, name: str) -> ServedModel:
+        """Raises ModelNotFoundError."""
+        ...
+
+
+class Generation(Protocol):
+    """One running request. Iterating gives all deltas that are pending, at most one per choice, in order (R6, R15)."""
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens whose KV the prefill worker held already; None until it has said so."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        """Ends when all choices have finished; raises SluiceError when the request fails for good."""
+        ...
+
+    async def aclose(self) -> None:
+        """Aborts what is left on every worker. Idempotent."""
+        ...
+
+
+class Dispatcher(Protocol):
+    """Finds workers for requests and keeps them running through failures."""
+
+    async def submit(self, request: Request) -> Generation:
+        """Raises NoWorkerError, OverloadedError, ContextLengthError."""
+        ...

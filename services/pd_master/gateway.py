@@ -1,0 +1,90 @@
+"""The front's common core: from an accepted request to its deltas, measured. HTTP and gRPC handlers stand on it."""
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+import time
+
+from services.common.config import GatewayConfig
+from services.common.errors import ModelNotFoundError, NoWorkerError, OverloadedError
+from services.common.request import Request
+from services.pd_master.backend import Dispatcher, Models, ServedModel
+from services.pd_master.live_request import LiveRequest
+from services.pd_master.metrics import GatewayMetrics
+from services.pd_master.model_text import ModelText
+from services.pd_master.tokenizer import TokenizerService
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """The model a request names, with its text side."""
+
+    model: ServedModel
+    text: ModelText
+
+
+class Gateway:
+    """Lives on the event loop of a pd_master; every API handler holds it."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        models: Models,
+        dispatcher: Dispatcher,
+        tokenizers: TokenizerService,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.config = config
+        self.models = models
+        self.tokenizers = tokenizers
+        self.metrics = metrics
+        self.started_at = time.time()
+        self._dispatcher = dispatcher
+        self._num_active = 0
+
+    async def target(self, name: str | None) -> Target:
+        """The model of a request; without a name, the one there is.
+
+        Raises NoWorkerError before any worker has been seen and ModelNotFoundError for a name that none serves.
+        """
+        served = self.models.models()
+        if not served:
+            raise NoWorkerError("no worker has reported a model yet", param="model")
+        if name is not None:
+            model = self.models.model(name)
+        elif len(served) == 1:
+            model = served[0]
+        else:
+            names = ", ".join(model.name for model in served)
+            raise ModelNotFoundError(f"several models are served, name one of: {names}", param="model")
+        return Target(model, await self.tokenizers.text_of(model.tokenizer_dir))
+
+    async def start(self, request: Request, *, api: str, arrived: float) -> LiveRequest:
+        """Dispatch a request. `arrived` is the loop time at which its first byte was handled.
+
+        Raises OverloadedError at the limit of requests in work, and what the dispatcher raises.
+        """
+        if self._num_active >= self.config.max_queue:
+            raise OverloadedError(f"{self._num_active} requests are in work, which is the limit", retry_after_s=1.0)
+        self._num_active += 1
+        self.metrics.active.inc()
+        live = LiveRequest(request, self.metrics, api=api, arrived=arrived, on_end=self._ended)
+        await live.dispatch(self._dispatcher)
+        return live
+
+    def _ended(self) -> None:
+        self._num_active -= 1
+        self.metrics.active.dec()
+
+
+def new_request_id() -> str:
+    """128 random bits: clients cannot guess or collide with another's."""
+    return secrets.token_hex(16)
+
+
+def now() -> float:
+    """The loop's clock, on which arrivals and deltas are measured."""
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,76 @@
+"""uvicorn as this process runs it: with the process's own signal handling and logs, on httptools."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Generator
+from typing import Any
+
+import uvicorn
+
+log = logging.getLogger(__name__)
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers, which would end the process with the signal's status."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals belong to `main`."""
+        yield
+
+
+class HttpServer:
+    """Serves one ASGI application on one listening socket until it is stopped."""
+
+    def __init__(self, app: Any, host: str, port: int, *, drain_s: float) -> None:  # noqa: ANN401 - uvicorn's own type
+        """Binds at once, so that a taken port is an error of the start. Port 0 takes a free one. Raises OSError."""
+        self._socket = _listen(host, port)
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=True,
+            backlog=4096,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=max(1, round(drain_s)),
+        )
+        self._server = _QuietServer(config)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    async def serve(self) -> None:
+        """Runs until `stop`, then until running answers have ended or the drain time is over."""
+        await self._server.serve(sockets=[self._socket])
+
+    async def started(self) -> None:
+        """Returns when connections are accepted."""
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.01)
+
+    def stop(self) -> None:
+        """Stop accepting; running answers go on to their end."""
+        self._server.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener

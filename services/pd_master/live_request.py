@@ -1,0 +1,112 @@
+"""One accepted request between its dispatch and its end.
+
+States: dispatching -> running -> ended. `dispatch` moves to running; an error of it or `aclose` moves to ended, once,
+and everything is counted then.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from services.common.errors import RequestAbortedError, SluiceError, WorkerFailedError
+from services.common.request import Delta, Finish, FinishReason, Request
+from services.pd_master.backend import Dispatcher, Generation
+from services.pd_master.metrics import GatewayMetrics
+
+_FAILURES = (FinishReason.ERROR, FinishReason.ABORT)
+
+
+class LiveRequest:
+    """Iterate it once for its deltas; then, or whenever the client is gone, `aclose` it."""
+
+    def __init__(
+        self, request: Request, metrics: GatewayMetrics, *, api: str, arrived: float, on_end: Callable[[], None]
+    ) -> None:
+        self.request = request
+        self.num_output_tokens = 0
+        self._metrics = metrics
+        self._api = api
+        self._arrived = arrived
+        self._on_end: Callable[[], None] | None = on_end
+        self._generation: Generation | None = None
+        self._clock = asyncio.get_running_loop().time
+        self._last_token: list[float] = [0.0] * request.num_choices
+        self._outcome = "aborted"
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Counted once however many choices there are."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def cached_tokens(self) -> int:
+        """The prefill worker's figure."""
+        return (self._generation.cached_tokens or 0) if self._generation else 0
+
+    async def dispatch(self, dispatcher: Dispatcher) -> None:
+        """Hand the request over. Raises what the dispatcher raises; the request has ended then."""
+        self._metrics.prepare.observe(self._clock() - self._arrived)
+        try:
+            self._generation = await dispatcher.submit(self.request)
+        except SluiceError as error:
+            self._end(error.code)
+            raise
+        except BaseException:
+            self._end("aborted")
+            raise
+        self._metrics.prompt_tokens.inc(self.num_prompt_tokens)
+
+    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        """Batches of deltas. Raises SluiceError when the request fails, also when one choice of it does."""
+        assert self._generation is not None, "dispatched first"
+        try:
+            async for deltas in self._generation:
+                self._measure(deltas)
+                yield deltas
+        except SluiceError as error:
+            self._outcome = error.code
+            raise
+        self._outcome = "completed"
+
+    async def aclose(self) -> None:
+        """End it: aborts what still runs. Idempotent."""
+        if self._on_end is None:
+            return
+        self._end(self._outcome)
+        if self._generation is not None:
+            await self._generation.aclose()
+
+    def _measure(self, deltas: list[Delta]) -> None:
+        now = self._clock()
+        num_tokens = 0
+        for delta in deltas:
+            count = len(delta.token_ids)
+            num_tokens += count
+            if count:
+                self._observe(delta.choice, count, now)
+            if delta.finish is not None and delta.finish.reason in _FAILURES:
+                raise _failure(delta.finish)
+        self.num_output_tokens += num_tokens
+        self._metrics.output_tokens.inc(num_tokens)
+
+    def _observe(self, choice: int, count: int, now: float) -> None:
+        last = self._last_token[choice]
+        self._last_token[choice] = now
+        if last:
+            self._metrics.inter_token.observe((now - last) / count)
+        elif self.num_output_tokens == 0:
+            self._metrics.first_token.observe(now - self._arrived)
+
+    def _end(self, outcome: str) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is None:
+            return
+        self._metrics.requests.labels(self._api, outcome).inc()
+        self._metrics.end_to_end.observe(self._clock() - self._arrived)
+        self._metrics.cached_tokens.inc(self.cached_tokens)
+        on_end()
+
+
+def _failure(finish: Finish) -> SluiceError:
+    if finish.reason is FinishReason.ABORT:
+        return RequestAbortedError(finish.message or "the request was aborted")
+    return WorkerFailedError(finish.message or "the workers failed while they held this request")

@@ -1,0 +1,96 @@
+"""One model's text side as the gateway needs it: prompt text to ids, conversations to prompt text, ids to text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from services.common.errors import InvalidRequestError
+from services.common.text import Vocabulary
+from services.pd_master.chat_template import ChatTemplate
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ModelText:
+    """Tokenizer and chat templates of one model folder. Built once per model; its methods run in any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads `tokenizer.json`, `tokenizer_config.json`, template files. Raises ValueError when one is unusable."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist: the model folder needs a tokenizer.json")
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocabulary = Vocabulary(self._tokenizer)
+        config = _read_json(folder / "tokenizer_config.json")
+        special = _special_tokens(config)
+        self._templates = {
+            name: ChatTemplate(source, special) for name, source in _template_sources(folder, config).items()
+        }
+        self.vocab_size: int = self._tokenizer.get_vocab_size()
+        """Tokens that have a name; the model's own table may be padded beyond it."""
+        self.max_token_bytes = max((len(name.encode()) for name in self._tokenizer.get_vocab()), default=1)
+        """No token stands for more bytes of text than this."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Lets other threads run: only the batch call gives up the interpreter lock."""
+        encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded[0].ids
+        return ids
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of whole sequences, such as an echoed prompt."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def template(self, *, with_tools: bool = False) -> ChatTemplate:
+        """The template for a conversation. Raises InvalidRequestError when the model has none."""
+        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
+        template = self._templates.get(name)
+        if template is None:
+            raise InvalidRequestError(
+                "this model has no chat template; use /v1/completions with a prompt", param="messages"
+            )
+        return template
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like; a config writes each as a string or as a serialized added token."""
+    tokens = {}
+    for name in _SPECIAL_TOKENS:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Template text by name. A `chat_template.jinja` file wins over the tokenizer config, as in `transformers`."""
+    in_config = config.get("chat_template")
+    sources: dict[str, str] = {}
+    if isinstance(in_config, str):
+        sources["default"] = in_config
+    elif isinstance(in_config, list):
+        sources.update({entry["name"]: entry["template"] for entry in in_config})
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        sources = {"default": file.read_text(encoding="utf-8")}
+    for named in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        sources[named.stem] = named.read_text(encoding="utf-8")
+    return sources

@@ -1,0 +1,65 @@
+"""The oracle of correctness: greedy float32 output through HTTP, prefill, UCX and decode equals `transformers` token for token."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.integration.client import Answer, stream_all
+from tests.integration.cluster import Cluster
+from tests.integration.oracle import Oracle
+from tests.integration.prompts import CHAT, LONG, PLAIN
+
+CHUNK_TOKENS = 64
+STEP_TOKENS = 128
+MAX_NEW_TOKENS = 20
+SMALL = ["--dtype", "float32", "--chunk-tokens", str(CHUNK_TOKENS), "--step-tokens", str(STEP_TOKENS)]
+BOUNDARIES = (1, 2, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, STEP_TOKENS - 1, STEP_TOKENS, STEP_TOKENS + 1, 200)
+
+
+@pytest.fixture(scope="module", params=[(1, 1, True), (2, 2, True), (1, 1, False)], ids=["1P1D", "2P2D", "no-prefix-cache"])
+def cluster(request: pytest.FixtureRequest, model_dir: Path, log_dir: Path) -> Iterator[Cluster]:
+    """One running cluster for each shape."""
+    prefill, decode, prefix_cache = request.param
+    options = [*SMALL, *([] if prefix_cache else ["--no-prefix-cache"])]
+    logs = log_dir / f"{prefill}p{decode}d-{prefix_cache}"
+    logs.mkdir()
+    with Cluster(model_dir, logs, prefill, decode, options) as running:
+        yield running
+
+
+def prompts_of(oracle: Oracle) -> list[tuple[int, ...]]:
+    """Chat and plain prompts, then one text cut to every length around a boundary."""
+    long = oracle.ids(LONG)
+    assert len(long) > max(BOUNDARIES)
+    chat = [oracle.chat_ids(text) for text in CHAT]
+    plain = [oracle.ids(text) for text in PLAIN]
+    return chat + plain + [long[:length] for length in BOUNDARIES]
+
+
+def check(oracle: Oracle, prompts: Sequence[tuple[int, ...]], answers: Sequence[Answer]) -> None:
+    """Every answer equals the oracle's: ids, text, count, reason."""
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = oracle.generate(prompt, MAX_NEW_TOKENS)
+        assert not answer.error
+        assert answer.token_ids == list(expected), f"prompt of {len(prompt)} tokens"
+        assert answer.counts == list(range(1, len(expected) + 1))
+        assert answer.text == oracle.text(expected)
+        assert answer.finish_reason == ("length" if len(expected) == MAX_NEW_TOKENS else "stop")
+
+
+def test_one_at_a_time_equals_transformers(cluster: Cluster, oracle: Oracle) -> None:
+    prompts = prompts_of(oracle)
+    check(oracle, prompts, asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, at_once=1)))
+
+
+def test_thirty_two_at_once_equal_transformers(cluster: Cluster, oracle: Oracle) -> None:
+    prompts = prompts_of(oracle)
+    assert len(prompts) >= 32
+    check(oracle, prompts, asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, at_once=32)))
+
+
+def test_the_same_prompt_again_hits_the_prefix_cache_and_answers_the_same(cluster: Cluster, oracle: Oracle) -> None:
+    prompts = [oracle.ids(LONG)[:150]] * 6
+    check(oracle, prompts, asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, at_once=3)))

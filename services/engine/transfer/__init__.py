@@ -1,0 +1,17 @@
+"""KV transfer between engines over UCX (DESIGN R1 to R3, R13, R16).
+
+`KvSender` lives in a prefill engine, `KvReceiver` in a decode engine, one per rank. Each owns one thread that owns all
+of UCX; the engine's loop thread owns all KV compute and meets the transfer only through `PagePool`, a few non-blocking
+calls and `poll()`.
+
+The life of a payload:
+
+    prefill loop    page = pool.acquire(); gather(kv, slots, page); sender.push(...)
+    prefill thread  waits for credit; ANNOUNCE + payload; SENT when UCX reports the send done; page -> pool
+    decode thread   a receive into a free page (the scratch page if the attempt is gone); UCX done and SENT seen: event
+    decode loop     Received: scatter(page, kv, slots); page.release()
+    decode thread   ANSWER, which returns the credit; Pushed(outcome) reaches the prefill loop
+
+SENT is what makes a late reader harmless: a sender past its deadline closes its endpoint and never says SENT, so bytes
+that a slow receiver pulled out of a page already reused are thrown away, whatever UCX says of its receive.
+"""

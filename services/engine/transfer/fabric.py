@@ -1,0 +1,116 @@
+"""UCX of one engine rank: context, worker, listener, links. Everything but the constructor runs on the transfer thread.
+
+UCXX's synchronous classes are driven here by a plain loop, not its asyncio layer: a transfer is then an object that UCX
+reports on, with no coroutine that a cancelled task could abandon (DESIGN R1), and a message costs no scheduling.
+"""
+
+import logging
+import os
+import select
+from collections import deque
+from typing import Any
+
+import numpy as np
+import ucxx._lib.libucxx as ucx
+from ucxx._lib.arr import Array
+
+from services.engine.transfer.link import Link
+from services.engine.transfer.wire import CONTROL_BYTES, CONTROL_TAG_MASK, Control, control_tag
+
+log = logging.getLogger(__name__)
+
+_RING = 64
+"""Receives posted for control messages; more may arrive at once, they then wait inside UCX."""
+_DEFAULTS = {
+    # A worker that comes back on its address must not wait for the old socket's TIME_WAIT.
+    "TCP_CM_REUSEADDR": "y",
+}
+
+
+class Fabric:
+    """Moves bytes for the channels of one process: the only one that touches UCX's worker and listener."""
+
+    def __init__(self, ucx_options: dict[str, str], wake_fd: int) -> None:
+        """Start UCX. Environment variables win over `ucx_options`, and those over the defaults.
+
+        A readable `wake_fd` ends `sleep`.
+        """
+        options = {**_DEFAULTS, **ucx_options}
+        chosen = {name: value for name, value in options.items() if f"UCX_{name}" not in os.environ}
+        self._context = ucx.UCXContext(chosen, (ucx.Feature.TAG, ucx.Feature.WAKEUP, ucx.Feature.STREAM))
+        self._worker = ucx.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=False)
+        self._worker.init_blocking_progress_mode()
+        self._listener: Any = None
+        self._accepted: list[Link] = []
+        self._links: list[Link] = []
+        self._ring = deque(self._post_control() for _ in range(_RING))
+        self._poller = select.poll()
+        self._poller.register(self._worker.epoll_file_descriptor, select.POLLIN)
+        self._poller.register(wake_fd, select.POLLIN)
+
+    def listen(self, port: int) -> int:
+        """Accept peers on every interface; returns the port. Raises UCXError when it cannot be had."""
+        # The callback runs inside UCX's progress, where nothing of UCX may be called: it only takes the endpoint down.
+        self._listener = ucx.UCXListener.create(
+            self._worker, port, lambda endpoint: self._accepted.append(Link(endpoint)), deliver_endpoint=True
+        )
+        return int(self._listener.port)
+
+    def connect(self, host: str, port: int) -> Link:
+        """A link on its way up; where nobody listens it is soon dead. Raises UCXError on a bad address."""
+        link = Link(ucx.UCXEndpoint.create(self._worker, host, port, True))
+        self._links.append(link)
+        return link
+
+    def turn(self) -> bool:
+        """Let UCX work and finish the flights it reports. Whether anything finished."""
+        self._worker.progress()
+        moved = [link.collect() for link in self._links]
+        self._links = [link for link in self._links if not (link.is_closed and link.is_drained)]
+        return any(moved)
+
+    def accepted(self) -> list[Link]:
+        """Peers that have connected since the last call."""
+        accepted, self._accepted = self._accepted, []
+        self._links += accepted
+        return accepted
+
+    def messages(self) -> list[Control]:
+        """Control messages that have arrived since the last call."""
+        arrived = []
+        while self._ring[0][0].completed:  # receives complete in the order they were posted
+            raw = bytes(self._ring.popleft()[1].obj)
+            self._ring.append(self._post_control())
+            try:
+                arrived.append(Control.unpack(raw))
+            except ValueError:
+                log.warning("dropped a control message that is none: %s", raw.hex())
+        return arrived
+
+    def sleep(self, timeout_s: float) -> None:
+        """Wait until UCX or the wake fd has something, at most `timeout_s`."""
+        if self._worker.arm():  # false: something came meanwhile
+            self._poller.poll(timeout_s * 1e3)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no link has anything in flight."""
+        return all(link.is_drained for link in self._links)
+
+    def close_listener(self) -> None:
+        """Accept nobody any more."""
+        self._listener = None
+
+    def close(self) -> None:
+        """Close all links and let go of UCX. Flights UCX has not reported by now are never reported."""
+        self.close_listener()
+        for link in self._links:
+            link.close()
+        self.turn()
+        self._worker.cancel_inflight_requests()
+        self._worker.progress()
+
+    def _post_control(self) -> tuple[Any, Any]:
+        array = Array(np.zeros(CONTROL_BYTES, dtype=np.uint8))
+        request = self._worker.tag_recv(array, ucx.UCXXTag(control_tag(0)), ucx.UCXXTagMask(CONTROL_TAG_MASK))
+        return request, array

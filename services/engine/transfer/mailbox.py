@@ -1,0 +1,46 @@
+"""A queue from one thread to another that a poller can watch."""
+
+import os
+import threading
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Any thread puts, one thread drains; `fileno()` is readable while something is in it."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._lock = threading.Lock()
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._signalled = False
+
+    def put(self, item: T) -> None:
+        """Add an item; one system call at most, and none when the fd is readable already."""
+        with self._lock:
+            self._items.append(item)
+            if not self._signalled:
+                self._signalled = True
+                os.eventfd_write(self._fd, 1)
+
+    def drain(self) -> list[T]:
+        """Everything put so far, oldest first."""
+        if not self._signalled:  # a put that is under way is seen next time: the fd stays readable
+            return []
+        with self._lock:
+            items = list(self._items)
+            self._items.clear()
+            if self._signalled:
+                self._signalled = False
+                os.eventfd_read(self._fd)
+            return items
+
+    def fileno(self) -> int:
+        """For select, poll and ZMQ pollers."""
+        return self._fd
+
+    def close(self) -> None:
+        """Close the fd; further puts raise OSError."""
+        os.close(self._fd)

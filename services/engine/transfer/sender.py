@@ -1,0 +1,141 @@
+"""The prefill engine's KV transfer."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import ucxx._lib.libucxx as ucx
+
+from services.common.ipc import AttemptKey
+from services.engine.transfer.config import TransferConfig
+from services.engine.transfer.context import Context
+from services.engine.transfer.directory import Directory
+from services.engine.transfer.events import LostReason, PeerAddress, PeerLost, PushOutcome, SenderEvent
+from services.engine.transfer.fabric import Fabric
+from services.engine.transfer.mailbox import Mailbox
+from services.engine.transfer.pages import Page, PagePool
+from services.engine.transfer.proof import TestPage
+from services.engine.transfer.send_channel import Outbound, SendChannel
+from services.engine.transfer.stats import TransferStats
+from services.engine.transfer.transfer_thread import TransferThread
+from services.engine.transfer.wire import request_bytes
+
+
+class KvSender:
+    """Pushes pages of KV to decode engines. Called by one thread, the engine's loop; no call waits for a peer."""
+
+    def __init__(self, config: TransferConfig, pool: PagePool) -> None:
+        """Start UCX and the transfer thread. Raises UCXError when UCX cannot start."""
+        pool.memory.bind_thread()
+        self._pool = pool
+        self._events: Mailbox[SenderEvent] = Mailbox()
+        self._commands: Mailbox[Callable[[], None]] = Mailbox()
+        fabric = Fabric(config.ucx_options, self._commands.fileno())
+        self._context = Context(config, pool, self._events, time.monotonic)
+        self._side = _SenderSide(self._context, fabric)
+        self._thread = TransferThread(fabric, self._side, self._commands, config.spin_s)
+        self._thread.start()
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable while `poll` has something."""
+        return self._events.fileno()
+
+    @property
+    def stats(self) -> TransferStats:
+        """Figures for metrics; callable from any thread."""
+        return self._context.meters.snapshot(self._pool)
+
+    def connect(self, address: PeerAddress) -> None:
+        """Connect to a peer and prove the pair: PeerProven or PeerLost follows. A new incarnation replaces the old one;
+        the same one is left alone."""
+        self._commands.put(partial(self._side.connect, address))
+
+    def disconnect(self, peer_id: str) -> None:
+        """Close the connection on purpose; PeerLost(CLOSED) follows if there was one."""
+        self._commands.put(partial(self._side.disconnect, peer_id))
+
+    def push(
+        self, peer_id: str, key: AttemptKey, token_start: int, num_tokens: int, page: Page, num_bytes: int
+    ) -> None:
+        """Send the first `num_bytes` of `page`, the KV of tokens [token_start, token_start + num_tokens).
+
+        The page, HELD by the caller, is the transfer's from here on and goes back to the pool by itself. One Pushed
+        follows. Raises ValueError when the size or the request id is wrong; the page is then still the caller's.
+        """
+        if not 0 < num_bytes <= self._pool.page_bytes:
+            raise ValueError(f"num_bytes must be 1 to {self._pool.page_bytes} (a page), got {num_bytes}")
+        request_bytes(key.request_id)
+        outbound = Outbound(peer_id, key, token_start, num_tokens, num_bytes, page)
+        self._commands.put(partial(self._side.push, outbound))
+
+    def drop(self, key: AttemptKey) -> None:
+        """Do not send what has not been sent of this attempt; what is in flight finishes."""
+        self._commands.put(partial(self._side.drop, key))
+
+    def poll(self) -> list[SenderEvent]:
+        """What happened since the last call, oldest first. Raises TransferError when the transfer thread has died."""
+        self._thread.check()
+        return self._events.drain()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End every connection and the thread, whatever is in flight; all pages are back. `poll` still tells the last
+        events. Raises TransferError when the thread does not end in time."""
+        self._thread.stop(timeout_s)
+
+
+class _SenderSide:
+    """Its half on the transfer thread; see `TransferThread`. At most one channel a peer."""
+
+    def __init__(self, context: Context[SenderEvent], fabric: Fabric) -> None:
+        self._context = context
+        self._fabric = fabric
+        self._channels: Directory[SendChannel] = Directory()
+        memory = context.pool.memory
+        self._test_page = TestPage(memory.fill, memory.checksum, context.pool.scratch)
+
+    def turn(self) -> bool:
+        moved = self._fabric.turn()
+        messages = self._fabric.messages()
+        self._channels.deliver(messages, self._context.now())
+        return moved or bool(messages)
+
+    def tick(self, now: float) -> None:
+        self._channels.tick(now)
+
+    def leave(self, now: float) -> None:
+        self._channels.leave(now)
+
+    def connect(self, address: PeerAddress) -> None:
+        old = self._find(address.peer_id)
+        if old is not None:
+            if old.address == address:
+                return
+            old.channel.end(LostReason.REPLACED, "another incarnation is connected")
+        try:
+            link = self._fabric.connect(address.host, address.port)
+        except ucx.UCXError as error:
+            self._context.events.put(PeerLost(address.peer_id, address.incarnation, LostReason.CONNECT, str(error)))
+            return
+        self._channels.open(lambda number: SendChannel(self._context, address, number, link, self._test_page))
+
+    def disconnect(self, peer_id: str) -> None:
+        channel = self._find(peer_id)
+        if channel is not None:
+            channel.leave(self._context.now())
+
+    def push(self, outbound: Outbound) -> None:
+        channel = self._find(outbound.peer_id)
+        if channel is not None:
+            channel.push(outbound)
+            return
+        outbound.page.release()
+        self._context.meters.outcomes[PushOutcome.LOST.value] += 1
+        self._context.events.put(outbound.ended(PushOutcome.LOST))
+
+    def drop(self, key: AttemptKey) -> None:
+        for channel in self._channels:
+            channel.drop(key)
+
+    def _find(self, peer_id: str) -> SendChannel | None:
+        return next((channel for channel in self._channels if channel.address.peer_id == peer_id), None)

@@ -1,0 +1,169 @@
+"""The bytes of the transfer protocol: hello, control messages and tags. Little-endian, fixed layouts, no pickle.
+
+Each side numbers its own channels; a message carries the *receiver's* number, so that after a reconnect nothing of the
+old connection can be taken for the new one's. Payload `seq` of a channel travels under its own UCX tag; everything
+about it travels in control messages, in any order relative to the payload.
+
+Any change here raises TRANSFER_PROTOCOL. Magic and protocol stay the first six bytes of a hello for ever.
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from services.common.ipc import AttemptKey
+
+TRANSFER_PROTOCOL = 1
+
+_MAGIC = b"SLKV"
+_HELLO = struct.Struct("<4sH H I I Q I 64s 64s 64s 32s")
+HELLO_BYTES = _HELLO.size
+
+_CONTROL = struct.Struct("<B B H I I I 16s I I Q I f")
+CONTROL_BYTES = _CONTROL.size
+
+_CHANNEL_BITS, _SEQ_BITS = 24, 32
+MAX_CHANNEL = (1 << _CHANNEL_BITS) - 1
+_CONTROL_TAG = 1 << 56
+_PAYLOAD_TAG = 2 << 56
+CONTROL_TAG_MASK = 0xFF << 56
+"""Receive control messages of every channel: match the kind, ignore the rest."""
+
+
+class Verdict(IntEnum):
+    """The answer to a hello; anything but ACCEPTED is a refusal."""
+
+    ACCEPTED = 0
+    PROTOCOL = 1
+    GROUP = 2
+    INCARNATION = 3
+    """The hello was meant for another start of this process: its old self is never talked to."""
+    RANK = 4
+    PAGE_BYTES = 5
+
+
+class Kind(IntEnum):
+    """Control messages."""
+
+    ANNOUNCE = 1
+    """Sender: payload `seq` is on its way; `checksum` is its CRC-32 where switched on."""
+    SENT = 2
+    """Sender: UCX reported payload `seq` sent, so its page was not touched before now."""
+    ANSWER = 3
+    """Receiver: what became of payload `seq`; returns its credit."""
+    PROOF = 4
+    """Sender: like ANNOUNCE, of a test page."""
+    PROVEN = 5
+    """Sender: the pair is proven; `rate` is GB/s."""
+    PING = 6
+    BYE = 7
+    """Either: the connection is closed on purpose."""
+
+
+class Fate(IntEnum):
+    """What became of a payload, in an ANSWER."""
+
+    LANDED = 0
+    DISCARDED = 1
+    CORRUPT = 2
+
+
+class Hello(NamedTuple):
+    """Both directions of the handshake."""
+
+    protocol: int
+    verdict: Verdict
+    """In the answer; ACCEPTED in the hello."""
+    channel: int
+    """The channel number the peer must put on its messages."""
+    rank: int
+    page_bytes: int
+    credit: int
+    """In the answer: payloads that may be announced at once."""
+    peer_id: str
+    incarnation: str
+    """Of the side that speaks."""
+    expected_incarnation: str
+    """Of the side it means to speak to."""
+    group_digest: bytes
+    """SHA-256 of the group's name."""
+
+    def pack(self) -> bytes:
+        """HELLO_BYTES bytes."""
+        names = (self.peer_id, self.incarnation, self.expected_incarnation)
+        return _HELLO.pack(
+            _MAGIC, self.protocol, self.verdict, self.channel, self.rank, self.page_bytes, self.credit,
+            *(name.encode() for name in names), self.group_digest,
+        )  # fmt: skip
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "Hello":
+        """Raises ValueError when these are not the bytes of a hello."""
+        magic, protocol, verdict, channel, rank, page_bytes, credit, *names, digest = _HELLO.unpack(raw)
+        if magic != _MAGIC:
+            raise ValueError(f"not a KV transfer peer: its first bytes are {magic!r}")
+        peer_id, incarnation, expected = (name.rstrip(b"\0").decode() for name in names)
+        return cls(
+            protocol, Verdict(verdict), channel, rank, page_bytes, credit, peer_id, incarnation, expected, digest
+        )
+
+
+NO_ATTEMPT = AttemptKey("0" * 32, 0)
+"""In messages that are about no attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One control message; fields a kind does not use are zero."""
+
+    kind: Kind
+    channel: int
+    seq: int = 0
+    key: AttemptKey = NO_ATTEMPT
+    token_start: int = 0
+    num_tokens: int = 0
+    num_bytes: int = 0
+    fate: Fate = Fate.LANDED
+    checksum: int | None = None
+    rate: float = 0.0
+
+    def pack(self) -> bytes:
+        """CONTROL_BYTES bytes. Raises ValueError when the request id is not 128 bits in hexadecimal."""
+        return _CONTROL.pack(
+            self.kind, self.fate, self.checksum is not None, self.channel, self.seq, self.key.attempt,
+            request_bytes(self.key.request_id), self.token_start, self.num_tokens, self.num_bytes,
+            self.checksum or 0, self.rate,
+        )  # fmt: skip
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "Control":
+        """Raises ValueError when the kind or fate is unknown."""
+        kind, fate, has_checksum, channel, seq, attempt, request, start, tokens, size, crc, rate = _CONTROL.unpack(raw)
+        key = AttemptKey(request.hex(), attempt)
+        checksum = crc if has_checksum else None
+        return cls(Kind(kind), channel, seq, key, start, tokens, size, Fate(fate), checksum, rate)
+
+
+def request_bytes(request_id: str) -> bytes:
+    """The 16 bytes of a request id, which is 32 hexadecimal digits. Raises ValueError otherwise."""
+    raw = bytes.fromhex(request_id)
+    if len(raw) != 16:
+        raise ValueError(f"request_id must be 32 hexadecimal digits, got {request_id!r}")
+    return raw
+
+
+def control_tag(channel: int) -> int:
+    """UCX tag of control messages to a channel."""
+    return _CONTROL_TAG | channel << _SEQ_BITS
+
+
+def payload_tag(channel: int, seq: int) -> int:
+    """UCX tag of one payload: never used twice in the life of a channel (2^32 payloads)."""
+    return _PAYLOAD_TAG | channel << _SEQ_BITS | seq
+
+
+def group_digest(group: str) -> bytes:
+    """What a hello carries of a group."""
+    return hashlib.sha256(group.encode()).digest()

@@ -5,9 +5,10 @@ SIGTERM with time to finish, then SIGKILL. Every output line is passed on with t
 """
 
 import asyncio
-import asyncio.subprocess
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from typing import TextIO
@@ -15,42 +16,73 @@ from typing import TextIO
 from services.cli.plan import Process
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
-_LINE_LIMIT_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+_LAST_LINES_S = 1.0
+"""How long the last lines of a process that ended are waited for."""
 _KILL_AFTER_S = 5.0
 """Time a process has to end after its drain time, before it is killed."""
 
 
 class Member:
-    """One started process and the task that passes its output on."""
+    """One started process, the task that passes its output on, and the future that holds its exit status.
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, prefix: str, out: TextIO) -> None:
+    The exit is watched through a pidfd and not through the end of its output: what the process has started may hold
+    that open for longer.
+    """
+
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", prefix: bytes, out: TextIO) -> None:
         self.name = name
         self._process = process
         self._prefix = prefix
         self._out = out
+        loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[int] = loop.create_future()
+        pidfd = os.pidfd_open(process.pid)
+        loop.add_reader(pidfd, self._take_exit, pidfd)
         self._output = asyncio.create_task(self._pass_on_output())
 
     async def wait(self) -> int:
-        """Return the exit status, a signal as 128 + its number, once the last line is out."""
-        status = await self._process.wait()
-        await self._output
-        return 128 - status if status < 0 else status
+        """Return the exit status, a signal as 128 + its number, once its last lines are out."""
+        status = await asyncio.shield(self._exit)
+        await asyncio.wait({self._output}, timeout=_LAST_LINES_S)
+        return status
 
     @property
     def is_running(self) -> bool:
         """Whether the process has not ended."""
-        return self._process.returncode is None
+        return not self._exit.done()
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process, unless it has ended."""
         if self.is_running:
             self._process.send_signal(number)
 
+    def kill(self) -> None:
+        """Kill the process and whatever it started: it leads a process group of its own, named by its pid."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _take_exit(self, pidfd: int) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        status = self._process.wait()
+        self._exit.set_result(128 - status if status < 0 else status)
+
     async def _pass_on_output(self) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            self._out.write(f"{self._prefix}{line.decode(errors='replace')}")
-            self._out.flush()
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), self._process.stdout
+        )
+        rest = b""
+        while chunk := await reader.read(_READ_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            self._write(lines)
+        self._write([rest] if rest else [])
+
+    def _write(self, lines: Sequence[bytes]) -> None:
+        text = b"".join(self._prefix + line + b"\n" for line in lines)
+        self._out.write(text.decode(errors="replace"))
+        self._out.flush()
 
 
 class Crew:
@@ -60,13 +92,13 @@ class Crew:
         self._members = members
 
     @classmethod
-    async def start(cls, processes: Sequence[Process], out: TextIO) -> "Crew":
-        """Start every process with its lines going to `out`."""
+    def start(cls, processes: Sequence[Process], out: TextIO) -> "Crew":
+        """Start every process with its lines going to `out`; called on the event loop."""
         width = max(len(process.name) for process in processes)
         members = []
         for index, process in enumerate(processes):
             prefix = _prefix(process.name.ljust(width), index, out)
-            members.append(Member(process.name, await _spawn(process), prefix, out))
+            members.append(Member(process.name, _spawn(process), prefix.encode(), out))
         return cls(members)
 
     async def first_exit(self) -> tuple[str, int]:
@@ -83,7 +115,7 @@ class Crew:
     async def stop(self, drain_s: float) -> None:
         """Stop the gateway, so that it ends its streams while the workers still serve them, then the workers.
 
-        Whoever is left after its time, or when this is cancelled, is killed.
+        Whatever is left after its time, or when this is cancelled, is killed, engines that lost their process included.
         """
         *workers, gateway = self._members
         try:
@@ -91,7 +123,7 @@ class Crew:
             await _terminate(workers, drain_s + _KILL_AFTER_S)
         finally:
             for member in self._members:
-                member.send(signal.SIGKILL)
+                member.kill()
 
     async def statuses(self) -> dict[str, int]:
         """Return each member's exit status, once all have ended."""
@@ -110,14 +142,13 @@ async def _terminate(members: Sequence[Member], within_s: float) -> None:
             print(f"{member.name} did not end within {within_s:g} s and is killed", file=sys.stderr)
 
 
-async def _spawn(process: Process) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *process.argv,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+def _spawn(process: Process) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        process.argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         env=_environment(),
-        limit=_LINE_LIMIT_BYTES,
         # Ctrl-C reaches `sluice up` alone, which stops the others in order.
         start_new_session=True,
     )

@@ -49,7 +49,7 @@ def _with_local_model(config: UpConfig) -> UpConfig:
 
 async def _serve(plan: Plan, config: UpConfig) -> int:
     stop_asked = _catch_signals()
-    crew = await Crew.start(plan.processes, sys.stderr)
+    crew = Crew.start(plan.processes, sys.stderr)
     first_exit = asyncio.create_task(crew.first_exit())
     serving = asyncio.create_task(_announce(plan, config.start_timeout_s, sys.stdout))
     asked = asyncio.create_task(stop_asked.wait())

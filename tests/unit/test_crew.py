@@ -4,6 +4,7 @@ import asyncio
 import io
 import sys
 
+import psutil
 import pytest
 
 from services.cli.crew import Crew
@@ -35,7 +36,7 @@ async def _until_up(out: io.StringIO, count: int) -> None:
 
 async def test_crew_stops_the_gateway_first_and_each_line_carries_its_name() -> None:
     out = io.StringIO()
-    crew = await Crew.start([_process("decode-0", _SERVE), _process("pd_master", _SERVE)], out)
+    crew = Crew.start([_process("decode-0", _SERVE), _process("pd_master", _SERVE)], out)
     await _until_up(out, 2)
     await crew.stop(drain_s=5.0)
     assert await crew.statuses() == {"decode-0": 0, "pd_master": 0}
@@ -44,7 +45,7 @@ async def test_crew_stops_the_gateway_first_and_each_line_carries_its_name() -> 
 
 async def test_first_exit_names_the_process_and_its_status() -> None:
     out = io.StringIO()
-    crew = await Crew.start([_process("decode-0", "import sys; sys.exit(7)"), _process("pd_master", _SERVE)], out)
+    crew = Crew.start([_process("decode-0", "import sys; sys.exit(7)"), _process("pd_master", _SERVE)], out)
     async with asyncio.timeout(20):
         assert await crew.first_exit() == ("decode-0", 7)
     await _until_up(out, 1)
@@ -54,7 +55,7 @@ async def test_first_exit_names_the_process_and_its_status() -> None:
 
 async def test_process_that_ignores_the_request_is_killed_when_stopping_is_cut_short() -> None:
     out = io.StringIO()
-    crew = await Crew.start([_process("decode-0", _DEAF), _process("pd_master", _DEAF)], out)
+    crew = Crew.start([_process("decode-0", _DEAF), _process("pd_master", _DEAF)], out)
     await _until_up(out, 2)
     stopping = asyncio.create_task(crew.stop(drain_s=100.0))
     await asyncio.sleep(0)
@@ -63,11 +64,25 @@ async def test_process_that_ignores_the_request_is_killed_when_stopping_is_cut_s
         assert await crew.statuses() == {"decode-0": 137, "pd_master": 137}
 
 
+async def test_what_a_lost_process_had_started_holds_nothing_up_and_is_killed() -> None:
+    child = "import signal; print('up'); signal.pause()"
+    parent = f"import os, subprocess, sys; print(subprocess.Popen([sys.executable, '-uc', {child!r}]).pid); os._exit(3)"
+    out = io.StringIO()
+    crew = Crew.start([_process("decode-0", parent), _process("pd_master", _SERVE)], out)
+    await _until_up(out, 2)
+    async with asyncio.timeout(20):
+        assert await crew.first_exit() == ("decode-0", 3)
+        orphan = int(out.getvalue().split("decode-0  | ")[1].split()[0])
+        assert psutil.pid_exists(orphan)
+        await crew.stop(drain_s=5.0)
+    assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE
+
+
 async def test_variable_of_the_parent_command_does_not_reach_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_HTTP_PORT", "1")
     monkeypatch.setenv("SLUICE_CACHE", "/c")
     out = io.StringIO()
     code = "import os; print([k for k in os.environ if k.startswith('SLUICE_')])"
-    crew = await Crew.start([_process("pd_master", code)], out)
+    crew = Crew.start([_process("pd_master", code)], out)
     await crew.statuses()
     assert out.getvalue() == "pd_master | ['SLUICE_CACHE']\n"

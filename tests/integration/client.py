@@ -24,7 +24,9 @@ class Answer:
     error: str = ""
 
 
-async def stream(client: httpx.AsyncClient, prompt_ids: Sequence[int], max_new_tokens: int, **parameters: Any) -> Answer:
+async def stream(
+    client: httpx.AsyncClient, prompt_ids: Sequence[int], max_new_tokens: int, **parameters: Any
+) -> Answer:
     """One greedy `/generate_stream`; every event is one token."""
     body = {
         "inputs": list(prompt_ids),

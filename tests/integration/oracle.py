@@ -31,8 +31,12 @@ class Oracle:
         """The text of output ids as an API shows it: special tokens left out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _generate(self, prompt_ids: tuple[int, ...], max_new_tokens: int) -> tuple[int, ...]:
-        """Output ids; the EOS id, when reached, is the last one."""
+    def generate_past_eos(self, prompt_ids: tuple[int, ...], max_new_tokens: int) -> tuple[int, ...]:
+        """Exactly `max_new_tokens` output ids: EOS is a token like any other."""
+        return self.generate(prompt_ids, max_new_tokens, True)
+
+    def _generate(self, prompt_ids: tuple[int, ...], max_new_tokens: int, ignore_eos: bool = False) -> tuple[int, ...]:
+        """Output ids; the EOS id, when reached, is the last one unless it is ignored."""
         prompt = torch.tensor([prompt_ids])
         with torch.inference_mode():
             output = self._model.generate(
@@ -41,5 +45,6 @@ class Oracle:
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
                 pad_token_id=0,
+                **({"eos_token_id": None} if ignore_eos else {}),
             )
         return tuple(output[0, len(prompt_ids) :].tolist())

@@ -37,15 +37,16 @@ PLAIN = (
 )
 
 LONG = (
-    "The lighthouse stood on the last rock before the open sea, and for as long as anyone in the village could remember its"
-    " light had never failed. Each evening the keeper climbed two hundred and eleven steps with a can of oil in one hand and"
-    " a book in the other. He read about distant harbours, about storms that tore masts from their decks, about captains who"
-    " swore they had seen cities shining under the waves. When the lamp was lit he would sit by the window and write down"
-    " every ship that passed: her name, her flag, the hour, the weather. There were forty-two such notebooks on the shelf"
-    " when the new teacher arrived and asked whether her pupils might see them. The keeper, who had not spoken to a child in"
-    " years, was so surprised that he said yes. They came on a Thursday, nineteen of them, with muddy boots and a hundred"
-    " questions. Which ship was the oldest? Which had come from the farthest place? Had any of them sunk? He answered what he"
-    " could, and where he could not he gave them the notebooks and let them look. By noon they had found a schooner that"
-    " passed every spring for thirty years, always on the same day, and then never again. "
+    "The lighthouse stood on the last rock before the open sea, and for as long as anyone in the village could "
+    "remember its light had never failed. Each evening the keeper climbed two hundred and eleven steps with a can"
+    " of oil in one hand and a book in the other. He read about distant harbours, about storms that tore masts "
+    "from their decks, about captains who swore they had seen cities shining under the waves. When the lamp was "
+    "lit he would sit by the window and write down every ship that passed: her name, her flag, the hour, the "
+    "weather. There were forty-two such notebooks on the shelf when the new teacher arrived and asked whether her"
+    " pupils might see them. The keeper, who had not spoken to a child in years, was so surprised that he said "
+    "yes. They came on a Thursday, nineteen of them, with muddy boots and a hundred questions. Which ship was the"
+    " oldest? Which had come from the farthest place? Had any of them sunk? He answered what he could, and where "
+    "he could not he gave them the notebooks and let them look. By noon they had found a schooner that passed "
+    "every spring for thirty years, always on the same day, and then never again. "
 )
 """Cut to an exact number of tokens by the tests that need every length around a boundary."""

@@ -1,4 +1,4 @@
-"""The oracle of correctness: greedy float32 output through HTTP, prefill, UCX and decode equals `transformers` token for token."""
+"""The oracle of correctness: greedy float32 output over the whole path equals `transformers`, token for token."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,22 @@ CHUNK_TOKENS = 64
 STEP_TOKENS = 128
 MAX_NEW_TOKENS = 20
 SMALL = ["--dtype", "float32", "--chunk-tokens", str(CHUNK_TOKENS), "--step-tokens", str(STEP_TOKENS)]
-BOUNDARIES = (1, 2, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, STEP_TOKENS - 1, STEP_TOKENS, STEP_TOKENS + 1, 200)
+BOUNDARIES = (
+    1,
+    2,
+    CHUNK_TOKENS - 1,
+    CHUNK_TOKENS,
+    CHUNK_TOKENS + 1,
+    STEP_TOKENS - 1,
+    STEP_TOKENS,
+    STEP_TOKENS + 1,
+    200,
+)
 
 
-@pytest.fixture(scope="module", params=[(1, 1, True), (2, 2, True), (1, 1, False)], ids=["1P1D", "2P2D", "no-prefix-cache"])
+@pytest.fixture(
+    scope="module", params=[(1, 1, True), (2, 2, True), (1, 1, False)], ids=["1P1D", "2P2D", "no-prefix-cache"]
+)
 def cluster(request: pytest.FixtureRequest, model_dir: Path, log_dir: Path) -> Iterator[Cluster]:
     """One running cluster for each shape."""
     prefill, decode, prefix_cache = request.param

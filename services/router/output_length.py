@@ -2,9 +2,10 @@
 
 Past-Future scheduling (ASPLOS'25, arXiv 2507.10150) with four points made precise.
 
-- Each sequence keeps a place `unit` in (0, 1) for life, spread evenly over sequences, and is predicted at its own level around
-  the current one. If all were predicted at the same level, all would seem to end together, which they never do: the peak of
-  a large batch would be overestimated by far. A place for life also keeps predictions from jumping between decisions.
+- Each sequence keeps a place `unit` in (0, 1) for life, spread evenly over sequences, and is predicted at its own
+  level around the current one. If all were predicted at the same level, all would seem to end together, which they
+  never do: the peak of a large batch would be overestimated by far. A place for life also keeps predictions from
+  jumping between decisions.
 - The evidence is a life table (see `survival`): running sequences are in it as censored ones.
 - Evidence is kept for all, and by key (a caller, a route, a priority) where a key has enough of its own.
 - Where few sequences were seen to get as far as this one, the table is not used: the total is then
@@ -92,14 +93,14 @@ class OutputLengths:
             self._windows[name].add(length, now, natural)
 
     def refresh(self, produced: IntArray, group: IntArray, now: int) -> None:
-        """Rebuild the tables with the running sequences as they stand. O((window + n) log): every few steps, not each."""
+        """Rebuild the tables with the running sequences as they stand. Sorts window + n: not for every step."""
         self._curves = {ALL: self._windows[ALL].curve(produced, now)}
         for name, window in self._windows.items():
             if name != ALL and len(window) >= self._config.min_key_evidence:
                 self._curves[name] = window.curve(produced[group == name], now)
 
     def remaining(self, sequences: Sequences, level: float) -> IntArray:
-        """[n] tokens that each will still produce, at least 1 unless its limit is reached; predicted around quantile `level`."""
+        """[n] tokens that each will still produce, around quantile `level`; at least 1 until its limit is reached."""
         total = np.empty_like(sequences.produced)
         own_level = levels(level, sequences.unit)
         table_of = np.where(np.isin(sequences.group, list(self._curves)), sequences.group, ALL)
@@ -107,7 +108,8 @@ class OutputLengths:
             chosen = table_of == name
             total[chosen] = self._total(self._curves.get(int(name)), sequences.produced[chosen], own_level[chosen])
         total = np.clip(total, np.maximum(sequences.min_new, sequences.produced + 1), sequences.max_new)
-        return np.maximum(total - sequences.produced, 0)
+        left: IntArray = np.maximum(total - sequences.produced, 0)
+        return left
 
     def _total(self, curve: SurvivalCurve | None, produced: IntArray, level: FloatArray) -> IntArray:
         prior = np.maximum(self._config.prior_tokens, 2 * produced)

@@ -1,16 +1,18 @@
 """Who occupies the pool: entries that are let in, start to grow, step, and leave, with the peak they will reach.
 
-An entry is *standing* (let in, not growing yet: a prompt being computed, a reservation whose KV is on its way, a prompt that
-waits for its hand-over) or *growing* (it decodes: one slot a step). Standing entries keep `left` as it is while steps go by,
-since their time has not begun; the peak counts them as if they began now.
+An entry is *standing* (let in, not growing yet: a prompt being computed, a reservation whose KV is on its way, a
+prompt that waits for its hand-over) or *growing* (it decodes: one slot a step). Standing entries keep `left` as it is
+while steps go by, since their time has not begun; the peak counts them as if they began now.
 
         add ---> standing --- start ---> growing --- remove ---> gone
          \\________________________________________/    (remove works in either state)
 
-Slots shared by several entries (the prompt of n choices) are a `share`: counted once, until the last of its members leaves.
+Slots shared by several entries (the prompt of n choices) are a `share`: counted once, until the last of its members
+leaves.
 
-Invariants, checked by `check_integrity`: every live row is in the order exactly once; a share has at least one member; the
-sums equal the sums over rows. Costs: add, start, remove, advance O(1); the first `curve` after a change O(n), vectorised.
+Invariants, checked by `check_integrity`: every live row is in the order exactly once; a share has at least one
+member; the sums equal the sums over rows. Costs: add, start, remove, advance O(1); the first `curve` after a change
+O(n), vectorised.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class PeakLedger:
         """Steps of decoding since the start."""
         self._rows: dict[Hashable, int] = {}
         self._free: list[int] = list(range(_INITIAL_ROWS))
-        # By row. Growing rows: base = held - step and end = step + left, both absolute. Standing rows: held and left themselves.
+        # By row. Of growing entries base and end are absolute (slots at step 0, so to say, and the step of the end).
+        # Of standing ones they are the slots held and the steps left themselves.
         self._base = np.zeros(_INITIAL_ROWS, dtype=np.int64)
         self._end = np.zeros(_INITIAL_ROWS, dtype=np.int64)
         self._growth = np.zeros(_INITIAL_ROWS, dtype=np.int64)
@@ -60,7 +63,7 @@ class PeakLedger:
         return self._base_sum + self._growing_growth * self.now + sum(share.held for share in self._shares.values())
 
     def add(self, key: Hashable, held: int, left: int, growth: int = 1) -> int:
-        """A standing entry. Returns its row, stable until it is removed, for `set_left`. Raises KeyError if it is there."""
+        """A standing entry. Returns its row, which is its until it is removed. Raises KeyError if it is there."""
         if key in self._rows:
             raise KeyError(f"{key!r} is in the ledger already")
         row = self._take_row()
@@ -73,8 +76,8 @@ class PeakLedger:
         self._curve = None
         return row
 
-    def start(self, key: Hashable) -> None:
-        """A standing entry begins to grow at this step."""
+    def start(self, key: Hashable) -> int:
+        """A standing entry begins to grow at this step. Returns its row."""
         row = self._rows[key]
         if self._growing[row]:
             raise KeyError(f"{key!r} is growing already")
@@ -86,6 +89,7 @@ class PeakLedger:
         self._growing_growth += growth
         self._num_standing -= 1
         self._curve = None
+        return row
 
     def set_held(self, key: Hashable, held: int) -> None:
         """What the engine says a standing or growing entry occupies now."""
@@ -100,8 +104,16 @@ class PeakLedger:
         self._end[rows] = left + np.where(self._growing[rows], self.now, 0)
         self._curve = None
 
+    def row(self, key: Hashable) -> int:
+        """The row of an entry. Raises KeyError if it is unknown."""
+        return self._rows[key]
+
+    def rows(self, *, overdue: bool = False) -> IntArray:
+        """Rows of all entries, or only of those that grow although their end has come."""
+        return np.flatnonzero(self._live & self._growing & (self._end <= self.now) if overdue else self._live)
+
     def remove(self, key: Hashable) -> None:
-        """The entry left and freed what it held; its share stays while other members live. Raises KeyError if unknown."""
+        """The entry frees what it held; its share stays while other members live. Raises KeyError if unknown."""
         row = self._rows.pop(key)
         self._base_sum -= int(self._base[row])
         if self._growing[row]:
@@ -122,7 +134,7 @@ class PeakLedger:
             self._curve = None
 
     def share(self, name: Hashable, held: int, members: list[Hashable]) -> None:
-        """Slots that all members use together, beyond what each holds itself. Raises KeyError when a member is unknown."""
+        """Slots that all members use together, beyond their own. Raises KeyError when a member is unknown."""
         for member in members:
             _ = self._rows[member]
             self._share_of[member] = name
@@ -190,7 +202,8 @@ class PeakLedger:
         if not self._free:
             old = len(self._base)
             self._base, self._end, self._growth = (
-                np.concatenate((array, np.zeros(old, dtype=np.int64))) for array in (self._base, self._end, self._growth)
+                np.concatenate((array, np.zeros(old, dtype=np.int64)))
+                for array in (self._base, self._end, self._growth)
             )
             self._growing, self._live = (
                 np.concatenate((array, np.zeros(old, dtype=np.bool_))) for array in (self._growing, self._live)

@@ -1,16 +1,17 @@
 """How many slots a set of requests will occupy at most, if each grows one slot a step and frees all at its end.
 
-Let `held_i` be the slots request i occupies now, `left_i` the steps until it ends. At the step where request i ends, all
-requests that end no earlier are still there and have grown by `left_i`. Occupancy only falls where a request ends, so with
-requests sorted by `left` descending the peak is
+Let `held_i` be the slots request i occupies now, `left_i` the steps until it ends. At the step where request i ends,
+all requests that end no earlier are still there and have grown by `left_i`. Occupancy only falls where a request
+ends, so with requests sorted by `left` descending the peak is
 
     max_i( sum_{j <= i} held_j + i * left_i )
 
-(Past-Future scheduler, ASPLOS'25, arXiv 2507.10150). An entry may also grow by 0 (a prefix shared by several requests, which
-stays until the last of them ends) or by n (one prompt with n choices that have not split yet): i then counts growth, not entries.
+(Past-Future scheduler, ASPLOS'25, arXiv 2507.10150). An entry may also grow by 0 (a prefix shared by several
+requests, which stays until the last of them ends) or by n (one prompt with n choices that have not split yet): i then
+counts growth, not entries.
 
-In absolute steps, entry j occupies `base_j + growth_j * t` at step t, with `base_j = held_j - growth_j * now`. Neither base
-nor end changes as steps go by, which is why a step costs nothing here.
+In absolute steps, entry j occupies `base_j + growth_j * t` at step t, with `base_j = held_j - growth_j * now`.
+Neither base nor end changes as steps go by, which is why a step costs nothing here.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ IntSequence: TypeAlias = Sequence[int] | IntArray
 def peak_tokens(held: IntSequence, left: IntSequence, growth: IntSequence | None = None) -> int:
     """The most slots that requests holding `held` will occupy at once, now or later.
 
-    held: [n] slots occupied now, >= 0. left: [n] steps until each ends and frees all, >= 0. growth: [n] slots gained a step,
-    1 each where left out. Raises ValueError when lengths differ or a value is negative.
+    held: [n] slots occupied now, >= 0. left: [n] steps until each ends and frees all, >= 0. growth: [n] slots gained
+    a step, 1 each where left out. Raises ValueError when lengths differ or a value is negative.
     """
     return PeakCurve.of(Joiners.of(held, left, growth), now=0).peak
 
@@ -97,18 +98,23 @@ class PeakCurve:
         """Slots occupied at the worst step, 0 when there is nothing."""
         return int(self.occupancy.max()) if len(self.ends) else 0
 
+    @property
+    def growth_now(self) -> int:
+        """Slots gained in the next step."""
+        return int(self.growth[-1]) if len(self.ends) else 0
+
     @cached_property
     def _ends_rising(self) -> IntArray:
         return -self.ends
 
     @cached_property
-    def _worst_from_top(self) -> IntArray:
-        """[n + 1]: the largest occupancy among the first i ends; 0 for none."""
+    def worst_after(self) -> IntArray:
+        """[n + 1] ascending: the most slots occupied at any step once entries i.. have ended; 0 once all have."""
         return np.maximum.accumulate(np.concatenate(([0], self.occupancy)))
 
     @cached_property
     def _worst_grown_to_bottom(self) -> IntArray:
-        """[n + 1]: the largest occupancy + end among entries i.. ; what a joiner that grows by 1 adds to, but for its base."""
+        """[n + 1]: the largest occupancy + end among entries i.. ; a joiner that grows by 1 adds its base to it."""
         grown = np.concatenate((self.occupancy + self.ends, [np.iinfo(np.int64).min // 2]))
         return np.maximum.accumulate(grown[::-1])[::-1]
 
@@ -120,14 +126,16 @@ class PeakCurve:
         base, growth = (int(self.base[not_earlier - 1]), int(self.growth[not_earlier - 1])) if not_earlier else (0, 0)
         at_its_end = base + growth * end + held + left
         before_its_end = int(self._worst_grown_to_bottom[later]) + held - self.now
-        return max(int(self._worst_from_top[later]), at_its_end, before_its_end)
+        return max(int(self.worst_after[later]), at_its_end, before_its_end)
 
     def peak_with(self, joiners: Joiners) -> int:
         """The peak if all of these started now. O(n + k log n), no sorting of the n."""
         if not len(joiners):
             return self.peak
         ends, base = joiners.left + self.now, joiners.held - joiners.growth * self.now
-        return max(self._peak_at_old_ends(ends, base, joiners.growth), self._peak_at_new_ends(ends, base, joiners.growth))
+        return max(
+            self._peak_at_old_ends(ends, base, joiners.growth), self._peak_at_new_ends(ends, base, joiners.growth)
+        )
 
     def _peak_at_old_ends(self, ends: IntArray, base: IntArray, growth: IntArray) -> int:
         count = len(self.ends)

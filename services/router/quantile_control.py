@@ -1,10 +1,11 @@
 """The quantile of output lengths to plan with, moved by how often sequences are preempted.
 
 A quantile tracker (as in adaptive conformal inference, Gibbs & Candes 2021): each sequence that ends moves the level by
-`gain * (preempted - target)`. It rests where the share of sequences preempted equals the target, whatever the lengths are like.
-The level stays within [floor, ceiling]: at 0.5 lengths are taken as they are likely to be, and anything below would plan to run
-out; the ceiling keeps one burst of preemptions from emptying the pool. A preemption moves it up by less than `gain`, a quiet
-sequence down by `gain * target`, so it climbs within a few preemptions and comes down over thousands of quiet sequences.
+`gain * (preempted - target)`. It rests where the share of sequences preempted equals the target, whatever the lengths
+are like. The level stays within [floor, ceiling]: at 0.5 lengths are taken as they are likely to be, and anything
+below would plan to run out; the ceiling keeps one burst of preemptions from emptying the pool. A preemption moves it
+up by less than `gain`, a quiet sequence down by `gain * target`, so it climbs within a few preemptions and comes down
+over thousands of quiet sequences.
 """
 
 from __future__ import annotations

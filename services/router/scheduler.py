@@ -1,13 +1,15 @@
 """Whom to let in now: the state of queue and pool in, a plan out. No clock, no sockets, nothing changed.
 
-The rule, in the queue's order: let in while the peak stays below capacity, the sequences below their limit, and the first chunk
-fits what is left of the first step's prompt budget. Then:
+The rule, in the queue's order: let in while the peak stays below capacity, the sequences below their limit, and the
+first chunk fits what is left of the first step's prompt budget. Then:
 
 - An empty pool lets in the first, whatever is predicted: the engine has the last word.
-- While a preempted sequence waits, or is proposed and not answered, nothing but preempted sequences is let in (DESIGN R18).
-- One that does not fit may be passed by younger ones, `max_bypasses` times or for `max_bypass_s`; then nothing younger is let
-  in until it is (DESIGN R20).
-- A prompt without a grant beyond the share such prompts may fill waits for one; the plan asks to reserve for it first (R4).
+- While a preempted sequence waits, or is proposed and not answered, nothing but preempted sequences is let in (DESIGN
+  R18).
+- One that does not fit may be passed by younger ones, `max_bypasses` times or for `max_bypass_s`; then nothing
+  younger is let in until it is (DESIGN R20).
+- A prompt without a grant beyond the share such prompts may fill waits for one; the plan asks to reserve for it first
+  (R4).
 - The running limit and the step budget are no reason to pass: the next step solves them.
 """
 
@@ -20,6 +22,7 @@ import numpy as np
 
 from services.common.errors import ContextLengthError, OverloadedError, SluiceError
 from services.router.peak_memory import IntArray, Joiners, PeakCurve
+from services.router.survival import FloatArray
 from services.router.waiting import QueueArrays, Waiting, WaitingQueue
 from services.router.work import QueuedWork, RouterConfig, WorkKind
 
@@ -67,8 +70,8 @@ class _Progress:
     skipped: list[int] = field(default_factory=list)
 
 
-def plan(queue: WaitingQueue, left: IntArray, pool: PoolView, config: RouterConfig, now_s: float) -> Plan:
-    """Decide admissions. left: [k] predicted output tokens of each waiting entry, in the queue's order."""
+def plan(queue: WaitingQueue, joiners: Joiners, pool: PoolView, config: RouterConfig, now_s: float) -> Plan:
+    """Decide admissions. joiners: what waits, in the queue's order, as it would join now."""
     progress = _Progress(
         curve=pool.curve,
         running_left=config.max_running - pool.num_running,
@@ -76,7 +79,6 @@ def plan(queue: WaitingQueue, left: IntArray, pool: PoolView, config: RouterConf
         ungranted_left=int(config.ungranted_share * config.capacity_slots) - pool.ungranted_slots,
     )
     arrays = queue.arrays()
-    joiners = Joiners(arrays.held, left, arrays.growth)
     end = queue.num_resumed()
     may_pass = not end and not pool.resuming
     end = len(queue) if may_pass else end
@@ -143,7 +145,7 @@ def _lacks_grant(entry: Waiting) -> bool:
 
 
 def _has_turn(progress: _Progress, arrays: QueueArrays, position: int, config: RouterConfig) -> bool:
-    """Whether running limit and step budget would take this entry; if not, those behind it wait for the next step too."""
+    """Whether running limit and step budget would take this entry; if not, those behind it wait as well."""
     first_step = min(int(arrays.compute_tokens[position]), config.chunk_tokens)
     return bool(arrays.choices[position] <= progress.running_left) and first_step <= progress.step_tokens_left
 
@@ -188,10 +190,6 @@ def retry_after_s(wait_s: float) -> float:
     return float(min(max(math.ceil(wait_s), 1), 60))
 
 
-def num_hopeless(waits_s: list[float], deadlines_s: list[float], now_s: float, confidence: float) -> list[int]:
-    """Places in the queue whose deadline has passed, or would even if the wait were `confidence` of what is predicted."""
-    return [
-        index
-        for index, (wait_s, deadline_s) in enumerate(zip(waits_s, deadlines_s, strict=True))
-        if deadline_s <= now_s or now_s + confidence * wait_s > deadline_s
-    ]
+def hopeless(waits_s: FloatArray, deadline_s: FloatArray, now_s: float, confidence: float) -> list[int]:
+    """Places in the queue that would miss their deadline even if they waited only `confidence` of what is predicted."""
+    return [int(index) for index in np.flatnonzero(now_s + confidence * waits_s > deadline_s)]

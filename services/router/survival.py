@@ -1,10 +1,11 @@
 """How long outputs get: a life table with delayed entry and right-censoring.
 
-The chance that an output that reached x - 1 tokens ends at x is estimated from one period of time: of all sequences that passed
-length x in it, the share that ended there (Kaplan & Meier 1958; with delayed entry, Tsai, Jewell & Wang 1987). A sequence that
-still runs, was aborted, or was cut by max_new_tokens counts as passing every length it reached and as ending nowhere: leaving
-such out would bias lengths short, since the long ones are those that have not ended. One that was under way when the period
-began counts only for the lengths it passed since: leaving this out would bias lengths long.
+The chance that an output that reached x - 1 tokens ends at x is estimated from one period of time: of all sequences
+that passed length x in it, the share that ended there (Kaplan & Meier 1958; with delayed entry, Tsai, Jewell & Wang
+1987). A sequence that still runs, was aborted, or was cut by max_new_tokens counts as passing every length it reached
+and as ending nowhere: leaving such out would bias lengths short, since the long ones are those that have not ended.
+One that was under way when the period began counts only for the lengths it passed since: leaving this out would bias
+lengths long.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ NEVER = np.iinfo(np.int64).max // 4
 class SurvivalCurve:
     """The share of outputs longer than each length.
 
-    lengths: [m] where outputs ended, ascending. passing: [m + 1] how many sequences were seen to reach lengths[i], 0 behind
-    the last. survival: [m + 1] the share longer than lengths[i - 1]; survival[0] = 1.
+    lengths: [m] where outputs ended, ascending. passing: [m + 1] how many sequences were seen to reach lengths[i], 0
+    behind the last. survival: [m + 1] the share longer than lengths[i - 1]; survival[0] = 1.
     """
 
     lengths: IntArray
@@ -37,7 +38,8 @@ class SurvivalCurve:
 
     @classmethod
     def of(cls, length: IntArray, entry: IntArray, ended: npt.NDArray[np.bool_]) -> SurvivalCurve:
-        """From sequences that were seen from `entry` (exclusive) to `length` tokens, and `ended` there or not. All [n]."""
+        """From sequences that were seen from `entry` (exclusive) to `length` tokens, and `ended` there or not. All
+        [n]."""
         lengths, deaths = np.unique(length[ended], return_counts=True)
         reached = len(length) - np.searchsorted(np.sort(length), lengths, side="left")
         not_entered = len(entry) - np.searchsorted(np.sort(entry), lengths, side="left")
@@ -50,9 +52,12 @@ class SurvivalCurve:
         return self.passing[np.searchsorted(self.lengths, produced, side="right")]
 
     def quantile(self, level: FloatArray, produced: IntArray) -> IntArray:
-        """[n] the length below which the share `level` of outputs ends, of those longer than `produced`; NEVER past the table."""
+        """[n] the length below which the share `level` of outputs ends, of those longer than `produced`; NEVER past
+        the table."""
         start = np.searchsorted(self.lengths, produced, side="right")
-        target = (1.0 - level) * self.survival[start]
+        # Rounding of the products must not push a quantile that falls on a length to the next one.
+        target = (1.0 - level) * self.survival[start] * (1.0 + 1e-9)
         reached = np.maximum(np.searchsorted(-self.survival, -target, side="left"), start + 1)
-        lengths = np.concatenate((self.lengths, [NEVER]))
-        return lengths[np.minimum(reached - 1, len(self.lengths))]
+        lengths: IntArray = np.concatenate((self.lengths, [NEVER]))
+        found: IntArray = lengths[np.minimum(reached - 1, len(self.lengths))]
+        return found

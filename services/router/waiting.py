@@ -1,7 +1,7 @@
 """The queue of a Router: first come, first served within a priority, by the age of the request.
 
-A level of priority is worth a fixed amount of age, so that the order of two entries never changes while they wait and the lowest
-level is not starved by a stream of the highest. Preempted sequences come before all.
+A level of priority is worth a fixed amount of age, so that the order of two entries never changes while they wait and
+the lowest level is not starved by a stream of the highest. Preempted sequences come before all.
 """
 
 from __future__ import annotations

@@ -76,6 +76,12 @@ class QueuedWork:
         return 0 if self.kind is WorkKind.RESERVATION else self.context_tokens
 
 
+_AT_LEAST_ONE = (
+    "capacity_slots", "max_running", "chunk_tokens", "lookahead_steps", "extent_slots", "max_waiting", "scan_limit",
+    "refresh_steps",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """Limits of one worker, all known at its start."""
@@ -89,7 +95,8 @@ class RouterConfig:
     step_budget_tokens: int = 2048
     """Prompt tokens one step computes in all; at least chunk_tokens, or long prompts would never start."""
     lookahead_steps: int = 2
-    """Steps of prompts to have in the engine: with 1 it would idle from a step's end until the next plan has reached it."""
+    """Steps of prompts to have in the engine: with 1 it would idle from a step's end until the next plan has reached
+    it."""
     extent_slots: int = 32
     """How many slots a growing sequence gets at a time: it occupies up to one less than this beyond its tokens."""
     max_waiting: int = 2048
@@ -114,9 +121,9 @@ class RouterConfig:
     def __post_init__(self) -> None:
         if self.step_budget_tokens < self.chunk_tokens:
             raise ValueError(
-                f"step_budget_tokens: expected at least chunk_tokens = {self.chunk_tokens}, got {self.step_budget_tokens}"
+                f"step_budget_tokens: expected >= chunk_tokens ({self.chunk_tokens}), got {self.step_budget_tokens}"
             )
-        for name in ("capacity_slots", "max_running", "chunk_tokens", "lookahead_steps", "extent_slots", "refresh_steps"):
+        for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected >= 1, got {getattr(self, name)}")
         if not 0 < self.ungranted_share <= 1:

@@ -59,7 +59,7 @@ def test_what_if_of_one_equals_the_peak_of_the_whole_load(base: list[Entry], hel
 
 @settings(max_examples=400, deadline=None)
 @given(entries, entries, st.integers(1, 600))
-def test_number_that_fit_is_the_longest_prefix_below_capacity(base: list[Entry], new: list[Entry], capacity: int) -> None:
+def test_number_that_fit_is_the_longest_prefix(base: list[Entry], new: list[Entry], capacity: int) -> None:
     curve = PeakCurve.of(joiners(base), now=3)
     peaks = [simulated_peak(base + new[: count + 1]) for count in range(len(new))]
     expected = next((count for count, peak in enumerate(peaks) if peak >= capacity), len(new))
@@ -87,6 +87,8 @@ def test_curve_of_a_later_step_counts_what_outlived_its_end_as_ending_now(load: 
         ([1], [3], [-1], "growth: expected no negative"),
     ],
 )
-def test_bad_loads_are_refused_by_name(held: list[int], left: list[int], growth: list[int] | None, message: str) -> None:
+def test_bad_loads_are_refused_by_name(
+    held: list[int], left: list[int], growth: list[int] | None, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         peak_tokens(held, left, growth)

@@ -104,7 +104,7 @@ class Vocabulary:
         return cls(Tokenizer.from_file(str(path)))
 
     def piece(self, token_id: int) -> bytes:
-        """The bytes one token stands for, special ones included; for log-probabilities, which show tokens by themselves."""
+        """The bytes one token stands for, special ones too; for log-probabilities, which show tokens by themselves."""
         if self._pieces is not None:
             return self._pieces[token_id] if token_id < len(self._pieces) else b""
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)

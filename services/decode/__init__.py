@@ -1,0 +1,1 @@
+"""Decode workers: take KV over from prefill workers, stream the rest."""

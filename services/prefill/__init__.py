@@ -1,0 +1,1 @@
+"""Prefill workers: compute prompts, hand their KV over to decode workers."""

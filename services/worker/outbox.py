@@ -1,0 +1,68 @@
+"""What one end of a stream between pods still has to write. Order is kept, saying never waits, the wait is bounded."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
+
+from services.common.errors import SluiceError
+from services.worker.session_errors import SessionOverflowError
+
+MAX_WAITING = 100_000
+"""Messages that one stream may let wait. A peer that reads nothing for that long is lost."""
+T = TypeVar("T")
+
+
+def _nothing() -> None:
+    return None
+
+
+class Outbox(Generic[T]):
+    """Filled by the service, emptied by the stream's task, which asks for more only when the socket can take it.
+
+    cut: makes one more message at the moment of writing, from what has grown since; None when nothing has.
+    """
+
+    def __init__(self, name: str, cut: Callable[[], T | None] = _nothing) -> None:
+        self._name = name
+        self._cut = cut
+        self._waiting: list[T] = []
+        self._wake = asyncio.Event()
+        self.end: SluiceError | None = None
+        """Why `close` ended it."""
+
+    def say(self, *messages: T) -> None:
+        """Queue messages."""
+        self._waiting.extend(messages)
+        self._wake.set()
+
+    def poke(self) -> None:
+        """`cut` has something."""
+        self._wake.set()
+
+    def close(self, reason: SluiceError) -> None:
+        """End the stream once what waits has been written."""
+        self.end = self.end or reason
+        self._wake.set()
+
+    async def messages(self) -> AsyncIterator[T]:
+        """What to write next, until `close`. Raises SessionOverflowError."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            async for message in self._drain():
+                yield message
+            if self.end is not None:
+                return
+
+    async def _drain(self) -> AsyncIterator[T]:
+        while True:
+            if len(self._waiting) > MAX_WAITING:
+                raise SessionOverflowError(f"{len(self._waiting)} messages wait for {self._name}")
+            waiting, self._waiting = self._waiting, []
+            for message in waiting:
+                yield message
+            frame = self._cut()
+            if frame is not None:
+                yield frame
+            elif not self._waiting:
+                return

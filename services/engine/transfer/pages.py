@@ -96,6 +96,9 @@ class PagePool:
         self._lock = threading.Lock()
         self._on_release: Callable[[], None] | None = None
 
+    def __len__(self) -> int:
+        return len(self._pages)
+
     def acquire(self) -> Page | None:
         """A FREE page, now HELD by the caller; None when there is none. Never waits."""
         with self._lock:

@@ -118,7 +118,8 @@ def commands() -> Iterator[dict[str, Any]]:
 def report(side: ReceiverProcess | SenderProcess) -> None:
     counts, stats = side.pool.counts(), side.transfer.stats
     problems = side.pool.check_integrity()
-    tell(event="report", free=counts.free, problems=problems, num_bytes=stats.num_bytes, lost=stats.lost)
+    pages = [counts.free, counts.held, counts.moving, counts.quarantined]
+    tell(event="report", free=counts.free, pages=pages, problems=problems, num_bytes=stats.num_bytes, lost=stats.lost)
 
 
 def run(side: ReceiverProcess | SenderProcess) -> None:

@@ -1,0 +1,76 @@
+"""How KV lies in a transfer page, and the copies between pool and page for backends without a kernel for it.
+
+A page of n tokens holds `[num_layers, n, 2 * num_kv_heads, head_dim]`, contiguous, K's heads before V's: layers outermost,
+because the pool is so too. Each row (one token in one layer) is 2 * num_kv_heads * head_dim elements, contiguous on both
+sides, so a copy is coalesced whatever the slots are; and the heads of one rank are one slice of a row, so a rank of
+another tensor parallel size can gather just its share. The device's kernels (`kernels.pages`) keep the same layout.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from services.engine.transfer.page_memory import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """What one rank's pool holds of a token; `num_kv_heads` are the rank's own."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, kv: torch.Tensor) -> "PageLayout":
+        """The layout of a pool `[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]`. Raises ValueError otherwise."""
+        if kv.dim() != 4 or kv.shape[2] % 2:
+            raise ValueError(
+                f"kv: expected [num_layers, num_slots + 1, 2 * num_kv_heads, head_dim], got {list(kv.shape)}"
+            )
+        return cls(kv.shape[0], kv.shape[2] // 2, kv.shape[3], kv.dtype)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's K and V in all layers."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    def tokens_per_page(self, page_bytes: int) -> int:
+        """How many tokens fit a page. Raises ValueError when not even one does."""
+        tokens = page_bytes // self.token_bytes
+        if tokens == 0:
+            raise ValueError(f"page_bytes must be at least {self.token_bytes}, the KV of one token, got {page_bytes}")
+        return tokens
+
+    def view(self, buffer: Buffer, num_tokens: int) -> torch.Tensor:
+        """The first `num_tokens * token_bytes` of a page's buffer as `[num_layers, num_tokens, 2 * num_kv_heads, head_dim]`,
+        sharing its memory. Raises ValueError when they do not fit."""
+        num_bytes = num_tokens * self.token_bytes
+        if num_bytes > len(buffer):
+            raise ValueError(f"{num_tokens} tokens need {num_bytes} bytes, the page has {len(buffer)}")
+        raw = buffer if isinstance(buffer, torch.Tensor) else torch.from_numpy(buffer)
+        shape = (self.num_layers, num_tokens, 2 * self.num_kv_heads, self.head_dim)
+        return raw[:num_bytes].view(self.dtype).view(shape)
+
+
+def gather(kv: torch.Tensor, slots: torch.Tensor, page: torch.Tensor) -> None:
+    """Copy the K and V of `slots`, of all layers, from the pool into `page`.
+
+    kv: `[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]`; slots: `[n]` int32 | int64; page: `[num_layers, n,
+    2 * num_kv_heads, head_dim]`, written. Raises ValueError when the shapes do not fit.
+    """
+    _check(kv, slots, page)
+    torch.index_select(kv, 1, slots, out=page)
+
+
+def scatter(page: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
+    """Copy `page` into `slots` of the pool, in all layers; the reverse of `gather`, with the same shapes."""
+    _check(kv, slots, page)
+    kv.index_copy_(1, slots.long(), page)
+
+
+def _check(kv: torch.Tensor, slots: torch.Tensor, page: torch.Tensor) -> None:
+    expected = (kv.shape[0], slots.shape[0], kv.shape[2], kv.shape[3])
+    if tuple(page.shape) != expected or page.dtype != kv.dtype:
+        raise ValueError(f"page: expected {list(expected)} {kv.dtype}, got {list(page.shape)} {page.dtype}")

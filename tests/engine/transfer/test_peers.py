@@ -1,0 +1,270 @@
+"""Peers that refuse, die, hang, come back or lie: two real processes over UCX on loopback."""
+
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.engine.transfer.events import LostReason, PeerAddress, PeerLost, PeerProven, Pushed, PushOutcome
+from services.engine.transfer.lanes import Lane
+from services.engine.transfer.page_memory import Buffer, HostMemory
+from tests.engine.transfer.driver import NUM_PAGES, PAGE_BYTES, Peer, Sender, closing, key
+
+NOTICED_WITHIN_S = 2.0
+BIG_PAGE_BYTES = 8 * 1024 * 1024
+
+
+def connected(receiver: Peer, **changes: Any) -> Sender:
+    sender = Sender(**changes)
+    sender.transfer.connect(receiver.address)
+    sender.wait_for(PeerProven)
+    return sender
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def push_all(sender: Sender, receiver: Peer, attempt: int) -> None:
+    for start in range(NUM_PAGES):
+        sender.push(receiver, key(attempt), start, seed=start)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"incarnation": "an-old-self"}, "another start of the process"),
+        ({"group": "another-group"}, "groups differ"),
+    ],
+)
+def test_another_self_or_group_is_refused(wrong: dict[str, str], reason: str) -> None:
+    receiver = Peer("receiver", "decode-1")
+    sender = Sender()
+    with closing(receiver, sender):
+        sender.transfer.connect(replace(receiver.address, **wrong))
+        lost = sender.wait_for(PeerLost)[0]
+        assert lost.reason is LostReason.REFUSED
+        assert reason in lost.detail
+        sender.transfer.connect(receiver.address)  # the right one is still welcome
+        sender.wait_for(PeerProven)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"), [({"rank": 1}, "ranks differ"), ({"page_bytes": 4096}, "sizes of the transfer pages differ")]
+)
+def test_another_rank_or_page_size_is_refused(changes: dict[str, int], reason: str) -> None:
+    receiver = Peer("receiver", "decode-1")
+    sender = Sender(**changes)
+    with closing(receiver, sender):
+        sender.transfer.connect(receiver.address)
+        lost = sender.wait_for(PeerLost)[0]
+        assert (lost.reason, reason in lost.detail) == (LostReason.REFUSED, True)
+
+
+def test_connecting_to_nobody_ends_in_peer_lost() -> None:
+    sender = Sender(connect_timeout_s=1.0)
+    with closing(sender):
+        sender.transfer.connect(PeerAddress("nobody", "127.0.0.1", free_port(), "x", "g"))
+        sender.transfer.connect(PeerAddress("nowhere", "no.such.host.invalid", 1, "x", "g"))
+        lost = sender.wait_for(PeerLost, 2)
+        assert {event.peer_id for event in lost} == {"nobody", "nowhere"}
+        assert {event.reason for event in lost} == {LostReason.CONNECT}
+
+
+def test_a_listener_that_is_no_receiver_is_given_up() -> None:
+    sender = Sender(connect_timeout_s=0.5)
+    with socket.socket() as listener, closing(sender):
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        sender.transfer.connect(PeerAddress("mute", "127.0.0.1", listener.getsockname()[1], "x", "g"))
+        assert sender.wait_for(PeerLost)[0].reason is LostReason.CONNECT
+
+
+def test_a_killed_receiver_is_noticed_and_no_page_is_lost() -> None:
+    receiver = Peer("receiver", "decode-1", page_bytes=BIG_PAGE_BYTES)
+    sender = connected(receiver, page_bytes=BIG_PAGE_BYTES)
+    with closing(sender, receiver):
+        receiver.expect(key(1))
+        receiver.do("hold", on=True)
+        push_all(sender, receiver, 1)
+        receiver.kill()
+        killed_at = time.monotonic()
+        assert sender.wait_for(PeerLost, timeout_s=NOTICED_WITHIN_S)[0].reason is LostReason.ENDPOINT
+        assert time.monotonic() - killed_at < NOTICED_WITHIN_S
+        assert len(sender.wait_for(Pushed, NUM_PAGES)) == NUM_PAGES
+        sender.wait_for_pages()
+
+
+def test_a_killed_sender_is_noticed_and_no_page_is_lost() -> None:
+    receiver = Peer("receiver", "decode-1", page_bytes=BIG_PAGE_BYTES)
+    sender = Peer("sender", "prefill-1", page_bytes=BIG_PAGE_BYTES)
+    with closing(receiver, sender):
+        address = receiver.address
+        sender.do("connect", address={name: getattr(address, name) for name in PeerAddress.__slots__})
+        sender.wait("proven")
+        receiver.expect(key(1))
+        for start in range(NUM_PAGES):
+            sender.do("push", peer_id=receiver.peer_id, key=[key(1).request_id, 1], start=start, seed=start)
+        receiver.wait("received")
+        sender.kill()
+        killed_at = time.monotonic()
+        lost = receiver.wait("lost")
+        assert (lost["incarnation"], lost["reason"]) == ("prefill-1", "endpoint_failed")
+        assert time.monotonic() - killed_at < NOTICED_WITHIN_S
+        receiver.wait_for_pages(NUM_PAGES)
+
+
+def test_a_stopped_receiver_is_noticed_by_its_silence() -> None:
+    receiver = Peer("receiver", "decode-1")
+    sender = connected(receiver, silence_s=0.6, heartbeat_s=0.2)
+    with closing(sender, receiver):
+        os.kill(receiver.process.pid, signal.SIGSTOP)
+        push_all(sender, receiver, 1)
+        assert sender.wait_for(PeerLost, timeout_s=NOTICED_WITHIN_S)[0].reason is LostReason.SILENT
+        assert {event.outcome for event in sender.wait_for(Pushed, NUM_PAGES)} == {PushOutcome.LOST}
+        sender.wait_for_pages()
+
+
+def test_a_push_past_its_deadline_closes_the_connection() -> None:
+    receiver = Peer("receiver", "decode-1", num_pages=4, credit=8)
+    sender = connected(receiver, push_timeout_s=0.5)
+    with closing(sender, receiver):
+        receiver.expect(key(1))
+        receiver.do("hold", on=True)  # 4 pages stay there; the others' receives are never posted
+        push_all(sender, receiver, 1)
+        assert sender.wait_for(PeerLost)[0].reason is LostReason.DEADLINE
+        outcomes = [event.outcome for event in sender.wait_for(Pushed, NUM_PAGES)]
+        assert outcomes.count(PushOutcome.LOST) == NUM_PAGES - 4
+        sender.wait_for_pages()
+        receiver.wait("lost")
+        receiver.do("hold", on=False)
+        receiver.wait_for_pages(4)
+
+
+def test_a_new_incarnation_on_the_same_port_is_proven_and_the_old_one_is_refused() -> None:
+    first = Peer("receiver", "decode-1")
+    sender = connected(first)
+    with closing(sender, first):
+        first.kill()
+        sender.wait_for(PeerLost)
+        second = Peer("receiver", "decode-2", listen_port=first.port)
+        with closing(second):
+            sender.transfer.connect(first.address)
+            assert sender.wait_for(PeerLost, 2)[1].reason is LostReason.REFUSED
+            sender.transfer.connect(second.address)
+            assert sender.wait_for(PeerProven, 2)[1].incarnation == "decode-2"
+            second.expect(key(1))
+            sender.push(second, key(1), 0, seed=1)
+            assert sender.wait_for(Pushed)[0].outcome is PushOutcome.LANDED
+
+
+def test_a_restarted_sender_replaces_its_old_connection_and_not_the_other_way_round() -> None:
+    receiver = Peer("receiver", "decode-1")
+    old = connected(receiver, incarnation="sender-1")
+    new = connected(receiver, incarnation="sender-2")
+    with closing(old, new, receiver):
+        lost = receiver.wait("lost")
+        assert (lost["incarnation"], lost["reason"]) == ("sender-1", "replaced")
+        old.wait_for(PeerLost)
+        receiver.expect(key(1))
+        new.push(receiver, key(1), 0, seed=1)
+        assert new.wait_for(Pushed)[0].outcome is PushOutcome.LANDED
+
+
+def test_closing_with_payloads_in_flight_ends_soon_with_every_page_back() -> None:
+    receiver = Peer("receiver", "decode-1", num_pages=2, credit=8, page_bytes=BIG_PAGE_BYTES)
+    sender = connected(receiver, page_bytes=BIG_PAGE_BYTES)
+    with closing(receiver, sender):
+        receiver.expect(key(1))
+        receiver.do("hold", on=True)
+        push_all(sender, receiver, 1)
+        started_at = time.monotonic()
+        sender.transfer.close()
+        assert time.monotonic() - started_at < NOTICED_WITHIN_S
+        assert sender.pool.counts().free == NUM_PAGES
+        assert len([event for event in sender.transfer.poll() if isinstance(event, Pushed)]) == NUM_PAGES
+        receiver.do("hold", on=False)
+        receiver.wait("lost")
+        receiver.wait_for_pages(2)
+
+
+def test_a_receiver_that_closes_tells_its_senders_and_keeps_no_page() -> None:
+    receiver = Peer("receiver", "decode-1")
+    sender = connected(receiver)
+    with closing(sender, receiver):
+        push_all(sender, receiver, 1)
+        receiver.do("close")
+        assert receiver.wait("closed") == {"event": "closed", "free": NUM_PAGES, "problems": []}
+        assert sender.wait_for(PeerLost)[0].reason in {LostReason.CLOSED, LostReason.ENDPOINT}
+        sender.wait_for(Pushed, NUM_PAGES)
+        sender.wait_for_pages()
+
+
+def test_disconnect_ends_one_peer_and_connect_brings_it_back() -> None:
+    receiver = Peer("receiver", "decode-1")
+    sender = connected(receiver)
+    with closing(sender, receiver):
+        sender.transfer.disconnect(receiver.peer_id)
+        assert sender.wait_for(PeerLost)[0].reason is LostReason.CLOSED
+        sender.transfer.connect(receiver.address)
+        sender.wait_for(PeerProven, 2)
+
+
+def test_a_slower_lane_than_required_is_refused() -> None:
+    receiver = Peer("receiver", "decode-1")
+    sender = Sender(require_lane=Lane.RDMA)
+    with closing(sender, receiver):
+        sender.transfer.connect(receiver.address)
+        lost = sender.wait_for(PeerLost)[0]
+        assert (lost.reason, "rdma is required" in lost.detail) == (LostReason.LANE, True)
+
+
+class Liar(HostMemory):
+    """Its checksums are wrong while `is_lying`."""
+
+    is_lying = False
+
+    def checksum(self, buffer: Buffer) -> int:
+        return super().checksum(buffer) ^ self.is_lying
+
+
+def test_a_test_page_that_arrives_changed_proves_nothing() -> None:
+    receiver = Peer("receiver", "decode-1")
+    memory = Liar()
+    memory.is_lying = True
+    sender = Sender(memory=memory)
+    with closing(sender, receiver):
+        sender.transfer.connect(receiver.address)
+        assert sender.wait_for(PeerLost)[0].reason is LostReason.PROOF
+
+
+def test_a_payload_that_arrives_changed_is_reported_on_both_sides_and_never_given_out() -> None:
+    receiver = Peer("receiver", "decode-1")
+    memory = Liar()
+    sender = connected(receiver, memory=memory, checksum=True)
+    with closing(sender, receiver):
+        receiver.expect(key(1))
+        memory.is_lying = True
+        sender.push(receiver, key(1), 0, seed=1)
+        assert sender.wait_for(Pushed)[0].outcome is PushOutcome.CORRUPT
+        assert receiver.wait("damaged")["key"] == [key(1).request_id, 1]
+        receiver.wait_for_pages(NUM_PAGES)
+
+
+def test_two_senders_share_one_receiver() -> None:
+    receiver = Peer("receiver", "decode-1", num_pages=3)
+    one = connected(receiver, peer_id="prefill-a")
+    two = connected(receiver, peer_id="prefill-b")
+    with closing(one, two, receiver):
+        for attempt, sender in ((1, one), (2, two)):
+            receiver.expect(key(attempt))
+            push_all(sender, receiver, attempt)
+        for sender in (one, two):
+            assert {event.outcome for event in sender.wait_for(Pushed, NUM_PAGES)} == {PushOutcome.LANDED}
+        assert receiver.report()["num_bytes"] == PAGE_BYTES * (2 * NUM_PAGES + 2 * 5)  # five test pages each

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from services.common.request import Delta, Request
 
@@ -31,6 +31,17 @@ class ServedModel(Protocol):
         ...
 
 
+class TokenLoad(NamedTuple):
+    """Load of the fullest stage, as shares of its KV slots; 0 without workers."""
+
+    current: float
+    """Slots held now."""
+    admitted_peak: float
+    """Predicted peak of what is in."""
+    demand: float
+    """The same with what waits; unbounded."""
+
+
 class Models(Protocol):
     """The models of all workers known now."""
 
@@ -40,6 +51,10 @@ class Models(Protocol):
 
     def model(self, name: str) -> ServedModel:
         """Raises ModelNotFoundError."""
+        ...
+
+    def token_load(self) -> TokenLoad:
+        """How full the workers are, as their last heartbeats said."""
         ...
 
 

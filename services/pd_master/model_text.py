@@ -30,6 +30,9 @@ class ModelText:
         self._templates = {
             name: ChatTemplate(source, special) for name, source in _template_sources(folder, config).items()
         }
+        self._special_ids = {
+            token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special
+        }
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         """Tokens that have a name; the model's own table may be padded beyond it."""
         self.max_token_bytes = max((len(name.encode()) for name in self._tokenizer.get_vocab()), default=1)
@@ -45,6 +48,10 @@ class ModelText:
         """The text of whole sequences, such as an echoed prompt."""
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is a mark of the model's and no text."""
+        return token_id in self._special_ids
 
     def template(self, *, with_tools: bool = False) -> ChatTemplate:
         """The template for a conversation. Raises InvalidRequestError when the model has none."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from services.common.errors import ModelNotFoundError, SluiceError
 from services.common.request import Delta, Finish, FinishReason, Request, TokenLogprob
 from services.common.text import TextStream, Vocabulary
+from services.pd_master.backend import TokenLoad
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,9 @@ class FakeModels:
             if model.name == name:
                 return model
         raise ModelNotFoundError(f"model {name!r} is not served here", param="model")
+
+    def token_load(self) -> TokenLoad:
+        return TokenLoad(0.25, 0.5, 0.75)
 
 
 @dataclasses.dataclass

@@ -12,6 +12,8 @@ class Choice:
 
     token_ids: list[int] = dataclasses.field(default_factory=list)
     texts: list[str] = dataclasses.field(default_factory=list)
+    token_texts: list[str] = dataclasses.field(default_factory=list)
+    """The same text token by token; what an end without a token of its own released is in none of them."""
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     finish: Finish | None = None
 
@@ -34,6 +36,7 @@ class Choice:
         """Append the next tokens."""
         self.token_ids += delta.token_ids
         self.texts.append(delta.text)
+        self.token_texts += spread(delta)
         if delta.logprobs:
             self.logprobs += delta.logprobs
         if delta.finish is not None:

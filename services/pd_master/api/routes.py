@@ -2,6 +2,8 @@
 
 from services.pd_master.api.app import App, Route
 from services.pd_master.api.health import HealthEndpoint
+from services.pd_master.api.native.generate import NativeEndpoint
+from services.pd_master.api.native.info import InfoEndpoint
 from services.pd_master.api.openai.chat import ChatEndpoint
 from services.pd_master.api.openai.completions import CompletionsEndpoint
 from services.pd_master.api.openai.models import PREFIX, ModelsEndpoint
@@ -11,6 +13,8 @@ from services.pd_master.gateway import Gateway
 def build_app(gateway: Gateway, health: HealthEndpoint) -> App:
     """The whole API."""
     models = ModelsEndpoint(gateway)
+    native = NativeEndpoint(gateway)
+    info = InfoEndpoint(gateway)
     get = {
         "/health": Route(health.live),
         "/healthz": Route(health.live),
@@ -18,10 +22,18 @@ def build_app(gateway: Gateway, health: HealthEndpoint) -> App:
         "/readiness": Route(health.readiness),
         "/metrics": Route(health.metrics),
         "/v1/models": Route(models),
+        "/token_load": Route(info.token_load),
+        "/get_model_name": Route(info.model_name),
+        "/get_server_info": Route(info.server_info),
     }
     post = {
         "/v1/chat/completions": Route(ChatEndpoint(gateway)),
         "/v1/completions": Route(CompletionsEndpoint(gateway)),
+        "/": Route(native.root),
+        "/generate": Route(native.generate),
+        "/generate_stream": Route(native.generate_stream),
+        "/tokens": Route(info.tokens),
+        "/get_model_name": Route(info.model_name),
     }
     routes = {path: {"GET": route} for path, route in get.items()}
     for path, route in post.items():

@@ -7,6 +7,7 @@ import msgspec
 
 from services.common.errors import InvalidRequestError
 from services.common.request import Request
+from services.pd_master import checks
 from services.pd_master.api.choices import Choice, gather
 from services.pd_master.api.events import stream_events
 from services.pd_master.api.http import HttpCall, UntilDisconnect
@@ -46,13 +47,13 @@ class ChatEndpoint:
 
     async def _request(self, body: ChatBody, target: Target, call: HttpCall) -> Request:
         config = self._gateway.config
-        num_choices = sampling.choice_count(body.n, config, param="n")
+        num_choices = checks.choice_count(body.n, config, param="n")
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling.sampling_params(body, target.model, num_logprobs)
         prompt_ids = await self._gateway.tokenizers.run(prompt_of, body, target)
         wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         param = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
-        max_new = sampling.fit_output(len(prompt_ids), wanted, target.model, param=param)
+        max_new = checks.fit_output(len(prompt_ids), wanted, target.model, param=param)
         return Request(
             request_id=new_request_id(),
             model=target.model.name,

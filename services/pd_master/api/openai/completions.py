@@ -8,6 +8,7 @@ import msgspec
 
 from services.common.errors import InvalidRequestError
 from services.common.request import Request
+from services.pd_master import checks
 from services.pd_master.api.choices import Choice, gather
 from services.pd_master.api.events import stream_events
 from services.pd_master.api.http import HttpCall, UntilDisconnect
@@ -54,13 +55,13 @@ class CompletionsEndpoint:
     async def _request(self, body: CompletionBody, prompt: Prompt, target: Target, call: HttpCall) -> Request:
         config = self._gateway.config
         wanted = body.best_of or body.n or 1
-        num_choices = sampling.choice_count(wanted, config, param="best_of" if body.best_of else "n")
+        num_choices = checks.choice_count(wanted, config, param="best_of" if body.best_of else "n")
         ranked = wanted > (body.n or 1)
         num_logprobs = 0 if ranked and body.logprobs is None else body.logprobs
         params = sampling.sampling_params(body, target.model, num_logprobs)
         prompt_ids = await self._prompt_ids(body, prompt, target)
         max_tokens = body.max_tokens or min(DEFAULT_MAX_TOKENS, target.model.max_context_tokens - len(prompt_ids))
-        max_new = sampling.fit_output(len(prompt_ids), max_tokens, target.model, param="max_tokens")
+        max_new = checks.fit_output(len(prompt_ids), max_tokens, target.model, param="max_tokens")
         return Request(
             request_id=new_request_id(),
             model=target.model.name,
@@ -77,7 +78,7 @@ class CompletionsEndpoint:
 
     async def _prompt_ids(self, body: CompletionBody, prompt: Prompt, target: Target) -> list[int]:
         if isinstance(prompt, list):
-            return sampling.checked_prompt_ids(prompt, target.model, "prompt")
+            return checks.checked_prompt_ids(prompt, target.model, "prompt")
         special = body.add_special_tokens is not False
         limit = target.model.max_context_tokens
         return await self._gateway.tokenizers.run(

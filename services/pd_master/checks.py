@@ -1,0 +1,67 @@
+"""Checks and defaults that every API's requests go through, whatever their wire."""
+
+import secrets
+from collections.abc import Iterable
+
+from services.common.config import GatewayConfig
+from services.common.errors import ContextLengthError, InvalidRequestError
+from services.pd_master.backend import ServedModel
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy, as everywhere in the field."""
+
+
+def choice_count(wanted: int | None, config: GatewayConfig, *, param: str) -> int:
+    """How many sequences to generate. Raises InvalidRequestError beyond the gateway's limit."""
+    count = wanted or 1
+    if count > config.max_choices:
+        raise InvalidRequestError(f"{param}: {count} is more than the limit of {config.max_choices}", param=param)
+    return count
+
+
+def fit_output(num_prompt_tokens: int, wanted: int | None, model: ServedModel, *, param: str) -> int:
+    """Tokens to generate at most: what was asked for, or all that fits. Raises ContextLengthError (`param`)."""
+    room = model.max_context_tokens - num_prompt_tokens
+    if wanted is None:
+        return room
+    if wanted > room:
+        raise ContextLengthError(
+            f"{param}: {num_prompt_tokens} prompt tokens and {wanted} new ones do not fit the model's context "
+            f"of {model.max_context_tokens} tokens",
+            param=param,
+        )
+    return wanted
+
+
+def temperature_of(value: float | None) -> float:
+    """0 for greedy; the API's default is 1."""
+    if value is None:
+        return 1.0
+    return 0.0 if value < GREEDY_BELOW else value
+
+
+def seed_of(value: int | None) -> int:
+    """64 bits: the client's, or drawn, so that every attempt of this request repeats the same noise (DESIGN R9)."""
+    return secrets.randbits(64) if value is None else value & (2**64 - 1)
+
+
+def check_ids(ids: Iterable[int], model: ServedModel, param: str) -> None:
+    """Raises InvalidRequestError naming `param` for an id that the model does not have."""
+    worst = max(ids, default=0)
+    if worst >= model.vocab_size:
+        raise InvalidRequestError(
+            f"{param}: token id {worst} is outside the model's vocabulary of {model.vocab_size}", param=param
+        )
+
+
+def checked_prompt_ids(ids: list[int], model: ServedModel, param: str) -> list[int]:
+    """A prompt given as token ids. Raises InvalidRequestError and ContextLengthError naming `param`."""
+    if min(ids) < 0:
+        raise InvalidRequestError(f"{param}: token id {min(ids)} is negative", param=param)
+    check_ids(ids, model, param)
+    if len(ids) >= model.max_context_tokens:
+        raise ContextLengthError(
+            f"the prompt has {len(ids)} tokens; the model's context holds {model.max_context_tokens} with the output",
+            param=param,
+        )
+    return ids

@@ -1,0 +1,180 @@
+"""Bad input gets a 4xx in the API's own shape that names the field, and never reaches the dispatcher."""
+
+from typing import Any
+
+import pytest
+
+from services.common.config import GatewayConfig
+from tests.unit.api.conftest import Api
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
+COMPLETION = {"model": "tiny", "prompt": "Hello"}
+
+BAD_CHAT = [
+    ({"temperatur": 1}, "temperatur"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"n": 0}, "n"),
+    ({"n": 5}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 100_000}, "max_tokens"),
+    ({"max_completion_tokens": 100_000}, "max_completion_tokens"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": "word " * 2000}]}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+    ({"allowed_token_ids": [99999999]}, "allowed_token_ids"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"stop_token_ids": [99999999]}, "stop_token_ids"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"other": True}}, "stream_options.other"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"chat_template": "{{ 7 * 7 }}"}, "chat_template"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"model": 3}, "model"),
+]
+
+BAD_COMPLETION = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": [1, 1.5]}, "prompt[1]"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [99999999]}, "prompt"),
+    ({"prompt": [1] * 512}, "prompt"),
+    ({"prompt": "word " * 2000}, "prompt"),
+    ({"prompt": {"text": "x"}}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"suffix": "x"}, "suffix"),
+    ({"best_of": 1, "n": 2}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"best_of": 9}, "best_of"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"echo": True, "logprobs": 1}, "echo"),
+    ({"messages": []}, "messages"),
+    ({"max_tokens": 512}, "max_tokens"),
+]
+
+
+async def check(api: Api, path: str, body: dict[str, Any], param: str) -> None:
+    response = await api.http.post(path, json=body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert set(error) == {"message", "type", "param", "code"}
+    assert api.dispatcher.requests == []
+
+
+@pytest.mark.parametrize(("change", "param"), BAD_CHAT, ids=[f"{param}-{at}" for at, (_, param) in enumerate(BAD_CHAT)])
+async def test_chat_names_the_field(api: Api, change: dict[str, Any], param: str) -> None:
+    await check(api, "/v1/chat/completions", {**CHAT, **change}, param)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"), BAD_COMPLETION, ids=[f"{param}-{at}" for at, (_, param) in enumerate(BAD_COMPLETION)]
+)
+async def test_completion_names_the_field(api: Api, change: dict[str, Any], param: str) -> None:
+    await check(api, "/v1/completions", {**COMPLETION, **change}, param)
+
+
+@pytest.mark.parametrize("field", ["model", "messages"])
+async def test_missing_field_is_named(api: Api, field: str) -> None:
+    await check(api, "/v1/chat/completions", {key: value for key, value in CHAT.items() if key != field}, field)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"model":"tiny",}', b'{"model":"\\ud800"}', b"[" * 50_000],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_malformed_body_is_400(api: Api, path: str, body: bytes) -> None:
+    response = await api.http.post(path, content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+async def test_harmless_fields_of_the_openai_sdk_are_accepted(api: Api) -> None:
+    extras = {
+        "user": "u",
+        "store": False,
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "parallel_tool_calls": True,
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "modalities": ["text"],
+        "response_format": {"type": "text"},
+        "max_tokens": None,
+        "stop": None,
+    }
+    response = await api.http.post("/v1/chat/completions", json={**CHAT, **extras})
+    assert response.status_code == 200, response.text
+
+
+async def test_an_earlier_answer_can_be_sent_back_whole(api: Api) -> None:
+    answer = await api.openai.chat.completions.create(**CHAT)
+    messages = [*CHAT["messages"], answer.choices[0].message.model_dump(), {"role": "user", "content": "more"}]
+    response = await api.http.post("/v1/chat/completions", json={"model": "tiny", "messages": messages})
+    assert response.status_code == 200, response.text
+
+
+async def test_wrong_model_is_404_naming_it(api: Api) -> None:
+    response = await api.http.post("/v1/chat/completions", json={**CHAT, "model": "other"})
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+    assert response.json()["error"]["param"] == "model"
+
+
+async def test_without_any_worker_it_is_503_not_404(api: Api) -> None:
+    api.models.served.clear()
+    response = await api.http.post("/v1/chat/completions", json=CHAT)
+    assert response.status_code == 503
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_body_beyond_the_limit_is_413(api: Api, config: GatewayConfig) -> None:
+    body = b'{"model":"' + b"x" * config.max_body_bytes + b'"}'
+    response = await api.http.post("/v1/chat/completions", content=body)
+    assert response.status_code == 413
+
+
+async def test_body_beyond_the_limit_without_a_declared_length_is_413(api: Api, config: GatewayConfig) -> None:
+    async def parts() -> Any:  # noqa: ANN401
+        for _ in range(config.max_body_bytes // 1000 + 2):
+            yield b"x" * 1000
+
+    response = await api.http.post("/v1/chat/completions", content=parts())
+    assert response.status_code == 413
+
+
+async def test_unknown_path_and_method_are_json_errors(api: Api) -> None:
+    assert (await api.http.get("/v1/nothing")).status_code == 404
+    response = await api.http.get("/v1/chat/completions")
+    assert response.status_code == 405
+    assert response.json()["error"]["code"] == "method_not_allowed"

@@ -148,6 +148,11 @@ class Router:
         assert not both, f"waiting and let in at once: {both}"
 
     @property
+    def num_waiting(self) -> int:
+        """Work in the queue."""
+        return len(self._queue)
+
+    @property
     def load(self) -> Load:
         """How the worker stands. O(n), vectorised: for a frame, not for a token."""
         self._outlook.predict(self._running)

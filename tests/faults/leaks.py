@@ -7,7 +7,7 @@ from tests.integration.cluster import Cluster, Process
 
 LEFT_BEHIND = re.compile(
     r"^(sluice_\w*(?:held_slots|reserved_slots|jobs|reservations|quarantined\w*|pages_in_use))(?:\{[^}]*\})? (\S+)$",
-    re.M,
+    re.MULTILINE,
 )
 
 

@@ -1,4 +1,4 @@
-"""A whole Sluice on loopback for tests: the real commands as real processes, each of which can be killed and started again."""
+"""A whole Sluice on loopback for tests: the real commands as processes that can be killed and started again."""
 
 import contextlib
 import json

@@ -53,18 +53,20 @@ async def _serve(plan: Plan, config: UpConfig) -> int:
     first_exit = asyncio.create_task(crew.first_exit())
     serving = asyncio.create_task(_announce(plan, config.start_timeout_s, sys.stdout))
     asked = asyncio.create_task(stop_asked.wait())
-    status = EXIT_FAILED
+    status, clean = EXIT_FAILED, {0}
     try:
         await asyncio.wait({first_exit, serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done() and serving.exception() is None:
             await asyncio.wait({first_exit, asked}, return_when=asyncio.FIRST_COMPLETED)
         status = _outcome(first_exit, serving, asked)
+        if not serving.done():
+            # A process that has not come up yet has no handler for SIGTERM, and ends by it.
+            clean.add(128 + signal.SIGTERM)
     finally:
         for task in (first_exit, serving, asked):
             task.cancel()
         await _stop(crew, config.drain_s, stop_asked)
-    # A process that has not come up yet has no handler for SIGTERM, and ends by it.
-    return status or await _report_unclean(crew, {0} if serving.done() else {0, 128 + signal.SIGTERM})
+    return status or await _report_unclean(crew, clean)
 
 
 def _outcome(

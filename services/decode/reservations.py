@@ -1,0 +1,326 @@
+"""The decode worker's side of the protocol: reservations for KV on its way, and what becomes of them.
+
+               Reserve         engine: Reserved          Handover         engine: Joined        all choices finished
+    (nothing) --------> ASKED ------------------> RESERVED ------> JOINING -------------> JOINED -------------> DONE
+                waits in the Router       slots are promised,   all KV is       decodes, is preempted,     only output
+                                          KV arrives            announced       resumes                    is kept
+
+    Cancel, Revoked, TransferFailed, lease run out, refused by the Router, prefill worker restarted:
+        from any state left of JOINED back to nothing, with a tombstone.
+    Abort, not named by its master, master silent: from any state.
+
+ASKED to JOINING belong to the prefill worker, which renews their lease by naming them each second; from JOINED on an
+attempt is its master's alone. Answers are given again when asked again: all that a prefill worker says is idempotent.
+
+Pure: messages, events and `now` in, effects out (`services.worker.protocol.effects`). The caller is the decode service,
+in the control process, on its event loop.
+"""
+
+from collections.abc import Callable, Iterator
+
+from services.common import ipc
+from services.common.errors import SluiceError
+from services.common.ipc import AttemptKey
+from services.common.messages import (
+    Abort,
+    Failed,
+    FailureCause,
+    Joined,
+    LiveAttempt,
+    MasterMessage,
+    MasterRef,
+    Reconcile,
+    RefusalReason,
+    Refused,
+    Submit,
+    WorkerRef,
+)
+from services.common.peer_messages import (
+    Cancel,
+    Denied,
+    Granted,
+    Handover,
+    HandoverFailed,
+    Held,
+    JoinConfirmed,
+    PrefillMessage,
+    Reserve,
+    Revoked,
+)
+from services.decode.reservation import Reservation, State
+from services.router.work import WorkKind
+from services.worker.jobs import GivenUp, JobEvent
+from services.worker.protocol.attempt import OpenLog
+from services.worker.protocol.decoding import Decoding
+from services.worker.protocol.effects import Effect, EndJob, EngineCommand, SendToMaster, SendToPeer, StartJob
+from services.worker.protocol.masters import Masters
+from services.worker.protocol.peers import Peers
+
+RESERVATION_LEASE_S = 10.0
+"""A reservation that its prefill worker has not named for so long is given back (DESIGN R8)."""
+_MISSES = 2
+
+
+class DecodeReservations:
+    """All attempts of one decode worker."""
+
+    def __init__(self, open_log: OpenLog, new_id: Callable[[], int], eos_token_ids: tuple[int, ...]) -> None:
+        self.draining = False
+        """Set by the service: nothing new is reserved, what is in goes on (DESIGN R17)."""
+        self._effects: list[Effect] = []
+        self._new_id = new_id
+        self._eos_token_ids = eos_token_ids
+        self._masters: Masters[Reservation] = Masters(self._effects.append, self._end_for_master)
+        self._peers: Peers = Peers()
+        self._decoding = Decoding(self._masters, self._effects.append, open_log, new_id, eos_token_ids)
+        self._by_job: dict[int, Reservation] = {}
+        """Reservations left of JOINED."""
+        self._peer_misses: dict[AttemptKey, int] = {}
+
+    # --------------------------------------------------------------------------------------------------- from masters
+
+    def master_hello(self, ref: MasterRef, session: int, live: list[LiveAttempt], now: float) -> list[Effect]:
+        """A session to a master begins; `session` is a number the edge never uses twice."""
+        self._masters.hello(ref, session, live, now)
+        return self._take()
+
+    def master_closed(self, ref: MasterRef, session: int, now: float) -> list[Effect]:
+        """That session ended."""
+        self._masters.closed(ref, session, now)
+        return self._take()
+
+    def from_master(self, ref: MasterRef, message: MasterMessage, now: float) -> list[Effect]:
+        """Anything but a hello. Prompts are refused: this role computes none for masters."""
+        match message:
+            case Abort(keys=keys):
+                self._masters.abort(keys, now)
+            case Reconcile(live=live):
+                self._masters.reconcile(ref, live, now)
+            case Submit(key=key):
+                self._emit(SendToMaster(ref, Refused(key, RefusalReason.NOT_READY, message="a decode worker")))
+        return self._take()
+
+    def held(self, ref: MasterRef) -> list[AttemptKey]:
+        """For the heartbeat to this master."""
+        return self._masters.held(ref)
+
+    # --------------------------------------------------------------------------------------------------- from prefill
+
+    def peer_hello(self, worker: WorkerRef, session: int, now: float) -> list[Effect]:
+        """A prefill worker opened a session. What an earlier start of it asked for is given back."""
+        self._peers.hello(worker, session)
+        for one in list(self._of_peers()):
+            if one.peer.worker_id == worker.worker_id and one.peer != worker:
+                self._end(one, now)
+        return self._take()
+
+    def peer_closed(self, worker: WorkerRef, session: int) -> list[Effect]:
+        """That session ended; the leases run."""
+        self._peers.closed(worker, session)
+        return self._take()
+
+    def from_peer(self, worker: WorkerRef, message: PrefillMessage, now: float) -> list[Effect]:
+        """Anything but a hello."""
+        match message:
+            case Reserve():
+                self._reserve(worker, message, now)
+            case Handover():
+                self._handover(worker, message, now)
+            case Cancel(key=key):
+                self._cancel(worker, key, now)
+            case Held(keys=keys):
+                self._peer_holds(worker, set(keys), now)
+        return self._take()
+
+    def _reserve(self, worker: WorkerRef, reserve: Reserve, now: float) -> None:
+        known = self._masters.find(reserve.key)
+        if known is not None and known.peer == worker:
+            self._answer_again(known)
+            return
+        reason = self._refusal(reserve)
+        if reason is not None:
+            self._masters.tombstones.bury(reserve.key, now)
+            self._send(worker, Denied(reserve.key, reason))
+            return
+        job_id = self._new_id()
+        one = Reservation(
+            reserve.key,
+            reserve.master,
+            reserve.request,
+            reserve.choices,
+            reserve.output_ids,
+            arrival_s=now - reserve.age_s,
+            peer=worker,
+            job_id=job_id,
+            lease_until=now + RESERVATION_LEASE_S,
+        )
+        self._masters.add(one, now)
+        self._by_job[job_id] = one
+        self._emit(StartJob(one.work(job_id, WorkKind.RESERVATION), one.reserve_command()))
+
+    def _refusal(self, reserve: Reserve) -> RefusalReason | None:
+        if self._masters.is_stale(reserve.key):
+            return RefusalReason.STALE
+        if not self._masters.is_present(reserve.master):
+            return RefusalReason.NO_MASTER
+        return RefusalReason.DRAINING if self.draining else None
+
+    def _answer_again(self, one: Reservation) -> None:
+        if one.state in {State.RESERVED, State.JOINING}:
+            self._send(one.peer, Granted(one.key, one.local_tokens))
+        elif one.state in {State.JOINED, State.DONE}:
+            self._send(one.peer, JoinConfirmed(one.key))
+
+    def _handover(self, worker: WorkerRef, handover: Handover, now: float) -> None:
+        one = self._masters.find(handover.key)
+        if one is None or one.peer != worker or one.state is State.ASKED:
+            self._send(worker, HandoverFailed(handover.key, RefusalReason.STALE, "no such reservation"))
+        elif one.state is not State.RESERVED:
+            self._answer_again(one)
+        elif handover.num_tokens != one.num_tokens:
+            text = f"{handover.num_tokens} tokens are handed over, {one.num_tokens} were reserved"
+            self._lose(one, RefusalReason.MISMATCH, text, now)
+        else:
+            one.handover, one.state = handover, State.JOINING
+            self._emit(EngineCommand(one.join_command(self._eos_token_ids)))
+
+    def _cancel(self, worker: WorkerRef, key: AttemptKey, now: float) -> None:
+        one = self._masters.find(key)
+        if one is None:
+            self._masters.tombstones.bury(key, now)
+        elif one.is_peers:
+            self._end(one, now)
+        else:
+            self._send(worker, JoinConfirmed(key))
+
+    def _peer_holds(self, worker: WorkerRef, keys: set[AttemptKey], now: float) -> None:
+        for one in list(self._of_peers()):
+            if one.peer != worker:
+                continue
+            if one.key in keys:
+                one.lease_until = now + RESERVATION_LEASE_S
+                self._peer_misses.pop(one.key, None)
+                continue
+            misses = self._peer_misses[one.key] = self._peer_misses.get(one.key, 0) + 1
+            if misses >= _MISSES:
+                self._end(one, now)
+
+    # ---------------------------------------------------------------------------------- from the Router and the engine
+
+    def job_refused(self, job_id: int, error: SluiceError, now: float) -> list[Effect]:
+        """The Router refused or gave up a job that was started."""
+        return self.job_event(GivenUp(job_id, error), now)
+
+    def job_event(self, event: JobEvent, now: float) -> list[Effect]:
+        """One event of the engine or the Router, in their order. Those of forgotten jobs have no effect."""
+        one = self._by_job.get(event.job_id)
+        if one is not None:
+            self._reservation_event(one, event, now)
+        else:
+            self._decoding_event(event)
+        return self._take()
+
+    def _reservation_event(self, one: Reservation, event: JobEvent, now: float) -> None:
+        match event:
+            case ipc.Reserved(cached_tokens=cached):
+                one.state, one.local_tokens = State.RESERVED, cached
+                one.lease_until = now + RESERVATION_LEASE_S
+                self._send(one.peer, Granted(one.key, cached))
+            case ipc.Joined():
+                self._joined(one)
+            case ipc.Revoked():
+                self._send(one.peer, Revoked(one.key))
+                self._end(one, now)
+            case ipc.TransferFailed(kind=kind, message=text):
+                self._lose(one, RefusalReason.TRANSFER, f"{kind}: {text}", now)
+            case ipc.Ended():
+                self._lose(one, RefusalReason.TRANSFER, "the engine ended it", now)
+            case GivenUp(error=error):
+                self._deny(one, error, now)
+
+    def _joined(self, one: Reservation) -> None:
+        assert one.handover is not None, "the engine joins only what it was told to"
+        del self._by_job[one.job_id]
+        self._peer_misses.pop(one.key, None)
+        one.state = State.JOINED
+        going_on = {first.choice for first in one.handover.first}
+        self._send(one.peer, JoinConfirmed(one.key))
+        self._masters.tell(one, Joined(one.key, tuple(sorted(going_on)), one.handover.cached_tokens))
+        self._decoding.begin(one, one.job_id, going_on)
+        for output in one.first_outputs():
+            self._decoding.output(output)
+
+    def _decoding_event(self, event: JobEvent) -> None:
+        one = self._decoding.attempt(event.job_id)
+        match event:
+            case ipc.SequenceOutput():
+                self._decoding.output(event)
+            case ipc.Preempted():
+                self._decoding.preempted(event)
+            case ipc.Ended(job_id=job_id) | GivenUp(job_id=job_id):
+                if self._decoding.ended(job_id) is not None and one is not None:
+                    self._fail(one)
+        if one is not None and one.state is State.JOINED and not any(one.jobs.values()):
+            one.state = State.DONE
+
+    def _fail(self, one: Reservation) -> None:
+        self._decoding.stop(one)
+        one.state = State.DONE
+        self._masters.tell(
+            one, Failed(one.key, FailureCause.ENGINE, "the engine ended a sequence that had not finished")
+        )
+
+    # --------------------------------------------------------------------------------------------------------- timers
+
+    def tick(self, now: float) -> list[Effect]:
+        """Sweep: silent masters, leases, tombstones; tell prefill workers what is held. Each second (DESIGN R8)."""
+        self._masters.tick(now)
+        holds: dict[WorkerRef, list[AttemptKey]] = {peer: [] for peer in self._peers.present()}
+        for one in list(self._of_peers()):
+            if one.lease_until <= now:
+                self._lose(one, RefusalReason.TRANSFER, "its lease ran out", now)
+            else:
+                holds.get(one.peer, []).append(one.key)
+        for peer, keys in holds.items():
+            self._send(peer, Held(keys))
+        return self._take()
+
+    # ----------------------------------------------------------------------------------------------------------- ends
+
+    def _deny(self, one: Reservation, error: SluiceError, now: float) -> None:
+        reason = RefusalReason.QUEUE_FULL if error.retryable else RefusalReason.TOO_LARGE
+        self._send(one.peer, Denied(one.key, reason, error.retry_after_s, error.message))
+        self._end(one, now)
+
+    def _lose(self, one: Reservation, reason: RefusalReason, text: str, now: float) -> None:
+        self._send(one.peer, HandoverFailed(one.key, reason, text))
+        self._end(one, now)
+
+    def _end_for_master(self, one: Reservation, now: float) -> None:
+        if one.is_peers:
+            self._send(one.peer, HandoverFailed(one.key, RefusalReason.STALE, "its master ended it"))
+        self._end(one, now)
+
+    def _end(self, one: Reservation, now: float) -> None:
+        """The one way out: whatever is held is given back."""
+        self._peer_misses.pop(one.key, None)
+        if self._by_job.pop(one.job_id, None) is not None:
+            self._emit(EndJob(one.job_id))
+        self._decoding.stop(one)
+        self._masters.remove(one, now)
+
+    def _of_peers(self) -> Iterator[Reservation]:
+        return iter(self._by_job.values())
+
+    def _send(
+        self, worker: WorkerRef, message: Granted | Denied | Revoked | JoinConfirmed | HandoverFailed | Held
+    ) -> None:
+        self._emit(SendToPeer(worker, message))
+
+    def _emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def _take(self) -> list[Effect]:
+        effects = self._effects[:]
+        self._effects.clear()
+        return effects

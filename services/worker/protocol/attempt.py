@@ -1,0 +1,82 @@
+"""One attempt on this worker, as far as all roles have it in common."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.common.ipc import AttemptKey, EngineStop
+from services.common.messages import AttemptEvent, MasterRef
+from services.common.request import Request
+from services.router.work import QueuedWork, WorkKind
+from services.worker.protocol.effects import OutputLog
+
+OpenLog = Callable[[Request, int, list[int]], OutputLog]
+"""(request, choice, output ids of earlier attempts) -> the log of what this worker adds."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Changed only by the core that holds it."""
+
+    key: AttemptKey
+    master: MasterRef
+    request: Request
+    choices: tuple[int, ...]
+    output_ids: list[int]
+    """What earlier attempts produced; only with one choice."""
+    arrival_s: float
+    """When the request arrived, on this worker's clock (DESIGN R18)."""
+    said: dict[type[AttemptEvent], AttemptEvent] = field(default_factory=dict)
+    """What its master was told and must be told again on a new session, in order."""
+    logs: dict[int, OutputLog] = field(default_factory=dict)
+    """Output of each choice that has any here."""
+    published: set[int] = field(default_factory=set)
+    """Choices whose output the master may have."""
+    jobs: dict[int, set[int]] = field(default_factory=dict)
+    """Jobs that decode here -> the choices that go on in them."""
+    missed: int = 0
+    """How often in a row its master did not name it (R8)."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose KV is needed before the next one is sampled."""
+        return len(self.request.prompt_ids) + len(self.output_ids)
+
+    def open_log(self, choice: int, open_log: OpenLog) -> OutputLog:
+        """The choice's log, opened when it is first needed: replaying earlier output costs time."""
+        log = self.logs.get(choice)
+        if log is None:
+            log = self.logs[choice] = open_log(self.request, choice, self.output_ids)
+        return log
+
+    def produced(self, choice: int) -> list[int]:
+        """All output ids of a choice, those of earlier attempts first."""
+        log = self.logs.get(choice)
+        return [*self.output_ids, *(log.output_ids if log is not None else ())]
+
+    def work(
+        self, job_id: int, kind: WorkKind, *, produced: int | None = None, choices: int | None = None
+    ) -> QueuedWork:
+        """The attempt, or one resumed choice of it, as the Router sees it."""
+        request, stop = self.request, self.request.stop
+        num_produced = len(self.output_ids) if produced is None else produced
+        fixed_length = stop.ignore_eos and not stop.stop_token_ids and not stop.stop_strings
+        budget_s = request.deadline_s if num_produced else min(request.queue_budget_s, request.deadline_s)
+        return QueuedWork(
+            key=job_id,
+            kind=kind,
+            arrival_s=self.arrival_s,
+            prompt_tokens=len(request.prompt_ids),
+            max_new_tokens=stop.max_new_tokens,
+            produced_tokens=num_produced,
+            min_new_tokens=stop.max_new_tokens if fixed_length else stop.min_new_tokens,
+            num_choices=len(self.choices) if choices is None else choices,
+            priority=request.priority,
+            queue_deadline_s=self.arrival_s + budget_s,
+        )
+
+
+def engine_stop(request: Request, eos_token_ids: tuple[int, ...]) -> EngineStop:
+    """The part of a request's stop conditions that the engine applies (DESIGN R10)."""
+    stop = request.stop
+    own = () if stop.ignore_eos else eos_token_ids
+    return EngineStop(stop.max_new_tokens, stop.min_new_tokens, tuple(dict.fromkeys((*own, *stop.stop_token_ids))))

@@ -1,0 +1,1 @@
+"""What runs a step's operations: `cpu` with torch operations, others behind the same interface."""

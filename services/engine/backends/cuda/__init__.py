@@ -1,0 +1,1 @@
+"""The cuda backend: Triton kernels, cuBLAS and CUDA graphs on one device."""

@@ -1,0 +1,144 @@
+"""A decode step as a fixed list of launches over fixed buffers, so that a CUDA graph can hold it.
+
+One token a row. Between the five products of a layer there is no kernel but attention: each product scales its input
+by the norm's row factor, and adds the residual and prepares the next norm on its way out (`kernels.skinny_gemm`).
+A product that runs through cuBLAS takes the ordinary norm and activation kernels beside it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.decode_attention import DecodeScratch, decode_attention
+from kernels.decode_plan import DecodePlan, decode_plan
+from kernels.embedding import embedding
+from kernels.layout import Heads, Rope, SlotTable
+from kernels.rms_norm import rms_norm
+from kernels.skinny_gemm import GemmShape, NormIn, NormOut, SplitSpace, skinny_gemm
+from kernels.swiglu import swiglu
+from services.engine.backends.cuda.recipe import DecodeRecipe
+from services.engine.models.layers import Block, Decoder, Linear
+
+_EMBEDDING_TILES = 1
+
+
+class DecodeBuffers:
+    """Everything a step writes, for up to `max_rows` rows; shared by the graphs of all batch sizes.
+
+    Graphs run one after another on one stream, so they may share it.
+    """
+
+    def __init__(self, decoder: Decoder, heads: Heads, max_rows: int, vocab: int) -> None:
+        weight = decoder.embedding
+        hidden, device = weight.shape[1], weight.device
+        inner = decoder.blocks[0].mlp.down.weight.shape[1]
+
+        def rows(width: int, dtype: torch.dtype = weight.dtype) -> Tensor:
+            return torch.zeros(max_rows, width, dtype=dtype, device=device)
+
+        self.residual, self.normed, self.scaled = rows(hidden), rows(hidden), rows(hidden)
+        self.qkv, self.attended = rows(heads.qkv_width), rows(heads.num_heads * heads.head_dim)
+        self.gate_up, self.inner = rows(2 * inner), rows(inner)
+        self.logits = rows(vocab)
+        self.squares = torch.zeros(max(hidden // 16, 1), max_rows, device=device)
+        self.split = SplitSpace(
+            torch.empty(_SPLIT_FLOATS, device=device), torch.zeros(4096, dtype=torch.int32, device=device)
+        )
+
+
+_SPLIT_FLOATS = 8 << 20
+
+
+class DecodeStep:
+    """The launches of one batch size. Called by the backend, inside a graph capture or outside.
+
+    `ids`, `context_lens` and `slots` are read when a launch runs, so a graph follows what is written into them.
+    """
+
+    def __init__(
+        self, decoder: Decoder, heads: Heads, rope: Rope, pool: Tensor, buffers: DecodeBuffers, rows: int,
+        recipe: DecodeRecipe,
+    ) -> None:  # fmt: skip
+        self._decoder, self._heads, self._rope, self._pool = decoder, heads, rope, pool
+        self._recipe, self._rows, self._all = recipe, rows, buffers
+        self._plan = DecodePlan.allocate(
+            rows, recipe.block_tokens, recipe.target_items, pool.device, recipe.min_split_blocks
+        )
+        self._scratch = DecodeScratch.allocate(self._plan, heads)
+        b = buffers
+        self._residual, self._normed, self._scaled = b.residual[:rows], b.normed[:rows], b.scaled[:rows]
+        self._qkv, self._attended = b.qkv[:rows], b.attended[:rows]
+        self._gate_up, self._inner, self._logits = b.gate_up[:rows], b.inner[:rows], b.logits[:rows]
+        self._tiles = 0
+        """Tiles of squares that the last producer of the residual left; 0 when it was cuBLAS."""
+
+    def __call__(self, ids: Tensor, context_lens: Tensor, slots: SlotTable) -> Tensor:
+        """Launch a step of `ids [rows]`; return the logits `[rows, vocab]`, overwritten by the next step."""
+        decoder, pdl = self._decoder, self._recipe.pdl
+        decode_plan(context_lens, self._plan, pdl=pdl)
+        first = NormOut(decoder.blocks[0].attention_norm, self._scaled, self._all.squares)
+        embedding(ids, decoder.embedding, self._residual, first, _EMBEDDING_TILES, pdl=pdl)
+        self._tiles = _EMBEDDING_TILES
+        for i, block in enumerate(decoder.blocks):
+            last = i + 1 == len(decoder.blocks)
+            next_norm = decoder.norm if last else decoder.blocks[i + 1].attention_norm
+            self._layer(i, block, next_norm, context_lens, slots)
+        self._from_residual(Linear(decoder.head), decoder.norm, self._recipe.head, self._logits)
+        return self._logits
+
+    def _layer(self, i: int, block: Block, next_norm: Tensor, context_lens: Tensor, slots: SlotTable) -> None:
+        recipe, attention, mlp = self._recipe, block.attention, block.mlp
+        self._from_residual(attention.qkv, block.attention_norm, recipe.qkv, self._qkv)
+        decode_attention(
+            self._qkv, self._pool[i], slots, context_lens, self._rope, self._heads, self._plan, self._scratch,
+            self._attended, tuning=recipe.attention, pdl=recipe.pdl,
+        )  # fmt: skip
+        self._to_residual(self._attended, attention.out, recipe.out, block.mlp_norm)
+        self._gated(mlp.gate_up, block.mlp_norm)
+        self._to_residual(self._inner, mlp.down, recipe.down, next_norm)
+
+    def _from_residual(
+        self, linear: Linear, norm: Tensor, shape: GemmShape | None, out: Tensor, *, gated: bool = False
+    ) -> None:
+        """Write the product of the normed residual into `out`."""
+        eps = self._decoder.norm_eps
+        if shape is not None and self._tiles:
+            norm_in = NormIn(self._all.squares, self._tiles, eps)
+            skinny_gemm(self._scaled, linear.weight, out, shape, gated=gated, bias=linear.bias, norm_in=norm_in,
+                        split=self._all.split, pdl=self._recipe.pdl)  # fmt: skip
+            return
+        rms_norm(self._residual, norm, self._normed, eps, pdl=self._recipe.pdl)
+        if shape is not None:
+            skinny_gemm(self._normed, linear.weight, out, shape, gated=gated, bias=linear.bias,
+                        split=self._all.split, pdl=self._recipe.pdl)  # fmt: skip
+        else:
+            _matmul(self._normed, linear, out)
+
+    def _gated(self, linear: Linear, norm: Tensor) -> None:
+        shape = self._recipe.gate_up
+        if shape is not None:
+            self._from_residual(linear, norm, shape, self._inner, gated=True)
+        else:
+            self._from_residual(linear, norm, None, self._gate_up)
+            swiglu(self._gate_up, self._inner, pdl=self._recipe.pdl)
+
+    def _to_residual(self, x: Tensor, linear: Linear, shape: GemmShape | None, next_norm: Tensor) -> None:
+        """Add the product of `x` to the residual."""
+        if shape is None:
+            torch.addmm(self._residual, x, linear.weight.t(), out=self._residual)
+            if linear.bias is not None:
+                self._residual.add_(linear.bias)
+            self._tiles = 0
+            return
+        norm_out = NormOut(next_norm, self._scaled, self._all.squares)
+        skinny_gemm(x, linear.weight, self._residual, shape, bias=linear.bias, residual=self._residual,
+                    norm_out=norm_out, split=self._all.split, pdl=self._recipe.pdl)  # fmt: skip
+        self._tiles = -(-self._residual.shape[1] // shape.block_n)
+
+
+def _matmul(x: Tensor, linear: Linear, out: Tensor) -> None:
+    if linear.bias is None:
+        torch.mm(x, linear.weight.t(), out=out)
+    else:
+        torch.addmm(linear.bias, x, linear.weight.t(), out=out)

@@ -1,0 +1,50 @@
+"""Which kernel computes which product of a decode step, and how it is cut up, by the number of rows.
+
+The entries were chosen by measurement on an H200 (`docs/performance.md`); None means cuBLAS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kernels.decode_attention import AttentionTuning
+from kernels.skinny_gemm import GemmShape
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRecipe:
+    """One step's choices. A product without a shape runs through cuBLAS, with its norm and activation beside it."""
+
+    qkv: GemmShape | None
+    out: GemmShape | None
+    gate_up: GemmShape | None
+    down: GemmShape | None
+    head: GemmShape | None
+    attention: AttentionTuning = field(default_factory=AttentionTuning)
+    block_tokens: int = 64
+    target_items: int = 256
+    min_split_blocks: int = 1
+    pdl: bool = True
+
+
+def recipe_for(rows: int) -> DecodeRecipe:
+    """Return the measured choice for a step of `rows` rows."""
+    if rows <= 16:
+        return DecodeRecipe(
+            qkv=GemmShape(64, 16, 128, 2, 4, 4, 1024),
+            out=GemmShape(64, 16, 128, 4, 4, 4, 1024),
+            gate_up=GemmShape(64, 16, 64, 1, 5, 4, 1024),
+            down=GemmShape(64, 16, 128, 4, 4, 4, 1024),
+            head=GemmShape(128, 16, 64, 1, 5, 4, 1024),
+            attention=AttentionTuning(3, 4, 8, True),
+        )
+    if rows <= 64:
+        return DecodeRecipe(
+            qkv=GemmShape(64, 64, 64, 2, 4, 4, 1024),
+            out=GemmShape(64, 64, 64, 4, 4, 4, 1024),
+            gate_up=GemmShape(64, 64, 64, 1, 4, 4, 1024),
+            down=GemmShape(64, 64, 64, 4, 4, 4, 1024),
+            head=None,
+            attention=AttentionTuning(3, 4, 8, True),
+        )
+    return DecodeRecipe(None, None, None, None, None, AttentionTuning(3, 4, 8, True))

@@ -1,0 +1,81 @@
+"""One step's work as arrays: decode rows first, then chunks of prompts."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from services.engine.arrays import Ints
+from services.engine.jobs import Job, Sequence
+
+FROM_DEVICE = -1
+"""In `Batch.input_ids`: the id that the row sampled in an earlier step, which the host may not know yet."""
+
+
+class TableWrite(NamedTuple):
+    """Columns [start, end) of a row of the slot table changed; a backend with a copy of its own repeats the write."""
+
+    row: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive prompt tokens of one job, computed in one step."""
+
+    job: Job
+    row: int
+    start: int
+    """Position of the first token; everything before it is in the row's slots already."""
+    length: int
+
+    @property
+    def end(self) -> int:
+        """Context length after the chunk."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One token to sample: from which logits row, for which sequence, at which output position."""
+
+    sequence: Sequence
+    logits_row: int
+    position: int
+    first: bool
+    """Sampled from the end of a prompt: no decode step of this sequence came before."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What the runner launches. Tokens stand in the order decode rows, then chunks.
+
+    With B decode rows, C chunks and T tokens: arrays are int32 of the lengths that their comments say.
+    """
+
+    step: int
+    input_ids: Ints  # [T], FROM_DEVICE where the device knows
+    positions: Ints  # [T]
+    out_slots: Ints  # [T]: where each token's K and V go
+    decode_rows: Ints  # [B]
+    context_lens: Ints  # [B]: with the token itself
+    chunks: list[Chunk] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    logits_tokens: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R]: tokens whose logits are needed
+    table_writes: list[TableWrite] = field(default_factory=list)  # since the batch before
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return len(self.input_ids)
+
+    @property
+    def num_decode_rows(self) -> int:
+        """Rows that decode one token."""
+        return len(self.decode_rows)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Prompt tokens computed."""
+        return self.num_tokens - self.num_decode_rows

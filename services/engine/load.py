@@ -1,0 +1,92 @@
+"""From a configuration to a model on its device with a pool: what happens before the first step."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from services.engine.backends.interface import Backend, Heads
+from services.engine.backends.select import choose_device, make_backend
+from services.engine.config import ConfigError, EngineConfig
+from services.engine.fingerprint import kv_layout, model_fingerprint
+from services.engine.models.config import ModelConfig, read_model_config
+from services.engine.models.families import build_decoder
+from services.engine.models.layers import Decoder
+from services.engine.models.rope import rope_tables
+from services.engine.models.weights import RandomSource, SafetensorsSource, Weights, WeightSource
+from services.engine.pool import allocate_pool, choose_num_slots, kv_bytes_per_token
+from services.engine.rows import Rows
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Everything that the loop needs of the model."""
+
+    config: ModelConfig
+    decoder: Decoder
+    backend: Backend
+    rows: Rows
+    num_slots: int
+    max_context_tokens: int
+    kv_bytes_per_token: int
+    fingerprint: str
+    layout: str
+    load_s: float
+
+
+def load_model(config: EngineConfig) -> LoadedModel:
+    """Read the model, build the decoder and allocate the pool; raises ConfigError."""
+    began = time.monotonic()
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    device = choose_device(config)
+    model, open_source = _open_model(config)
+    dtype: torch.dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
+    with torch.inference_mode():
+        decoder = build_decoder(model, Weights(open_source(device, dtype), device, dtype))
+        bytes_per_token = kv_bytes_per_token(model, dtype)
+        num_slots = choose_num_slots(config, bytes_per_token, device)
+        pool = allocate_pool(model, num_slots, dtype, device)
+    max_context = min(config.max_context_tokens or model.max_context_tokens, model.max_context_tokens, num_slots)
+    rows = Rows(config.max_running_requests, max_context, padding_slot=num_slots)
+    rope = rope_tables(model.rope, model.head_dim, max_context, dtype)
+    heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
+    loaded = LoadedModel(
+        config=model,
+        decoder=decoder,
+        backend=make_backend(device, pool, rows, heads, rope),
+        rows=rows,
+        num_slots=num_slots,
+        max_context_tokens=max_context,
+        kv_bytes_per_token=bytes_per_token,
+        fingerprint=model_fingerprint(Path(config.model), _load_name(config)),
+        layout=kv_layout(model, dtype, num_ranks=1),
+        load_s=time.monotonic() - began,
+    )
+    log.info("loaded %s (%s, %s) in %.1f s", config.model, model.family, dtype, loaded.load_s)
+    return loaded
+
+
+def _load_name(config: EngineConfig) -> str:
+    return f"random {config.random_seed}" if config.load_format == "random" else "files"
+
+
+def _open_model(config: EngineConfig) -> tuple[ModelConfig, Callable[[torch.device, torch.dtype], WeightSource]]:
+    """The model's shape, and a function that opens its weights once device and dtype are known."""
+    path = Path(config.model).expanduser()
+    if not path.exists():
+        raise ConfigError(f"model {config.model} is neither a folder nor a file here")
+    if path.suffix == ".gguf" or config.load_format == "gguf":
+        from services.engine.models.gguf import GgufModel  # reading GGUF needs a package that few deployments use
+
+        opened = GgufModel(path)
+        return opened.config, lambda device, dtype: opened  # noqa: ARG005
+    model = read_model_config(path)
+    if config.load_format == "random":
+        return model, lambda device, dtype: RandomSource(device, dtype, config.random_seed)
+    return model, lambda device, dtype: SafetensorsSource(path)  # noqa: ARG005

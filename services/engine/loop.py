@@ -1,0 +1,151 @@
+"""The engine's loop: commands in, one step launched, the results of the oldest step out.
+
+With the backend's pipeline depth 0 a step is handled in the turn that launched it. With depth 1 the next step is
+launched first, so that the device works while the host handles results; what the host learns one step late (a stop
+token) makes that step compute one token past the end, which is dropped.
+"""
+
+import gc
+import logging
+import time
+from collections import deque
+from typing import NamedTuple
+
+from services.common.ipc import IPC_PROTOCOL, Command, Counters, EngineReady, Event
+from services.engine.admission import Admission
+from services.engine.arrays import Ints
+from services.engine.batch import Batch
+from services.engine.channel import ALIVE_S, Channel
+from services.engine.commands import CommandHandler
+from services.engine.config import EngineConfig
+from services.engine.jobs import Sequence
+from services.engine.kv_cache import KvCache
+from services.engine.load import LoadedModel
+from services.engine.model_runner import ModelRunner, StepResult
+from services.engine.results import ResultHandler
+from services.engine.room import RoomMaker
+from services.engine.sampler import Sampler
+from services.engine.state import EngineState
+from services.engine.step_builder import StepBuilder
+
+log = logging.getLogger(__name__)
+
+
+class _Launched(NamedTuple):
+    batch: Batch
+    result: StepResult
+    began: float
+
+
+class Engine:
+    """One model on one device. Made by main, or by tests, which call `turn` themselves."""
+
+    def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
+        self._model = model
+        self._config = config
+        self.state = EngineState(model.rows, KvCache(model.num_slots, prefix_cache=config.prefix_cache))
+        self._commands = CommandHandler(self.state, Admission(self.state, model.config.vocab_size))
+        self._builder = StepBuilder(model.rows, config.chunk_tokens, config.push_tail_tokens)
+        self._room = RoomMaker(self.state)
+        self._results = ResultHandler(self.state)
+        self._runner = ModelRunner(model.decoder, model.backend, Sampler())
+        depth = config.pipeline_depth
+        self._depth = model.backend.pipeline_depth if depth is None else depth
+        self._launched: deque[_Launched] = deque()
+        self.step = 0
+
+    def ready(self) -> EngineReady:
+        """What this engine is."""
+        model = self._model
+        return EngineReady(
+            ipc_protocol=IPC_PROTOCOL,
+            model_fingerprint=model.fingerprint,
+            layout=model.layout,
+            transfer_protocol=1,
+            num_slots=model.num_slots,
+            max_context_tokens=model.max_context_tokens,
+            vocab_size=model.config.vocab_size,
+            eos_token_ids=model.config.eos_token_ids,
+            chunk_tokens=self._config.chunk_tokens,
+            transfer_ports=(),
+            backend=model.backend.name,
+            kv_bytes_per_token=model.kv_bytes_per_token,
+            load_s=model.load_s,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether another turn would compute or report something without a command."""
+        return bool(self._launched or self.state.prefilling or self.state.rows.remaining.any())
+
+    @property
+    def stopped(self) -> bool:
+        """Whether Shutdown came."""
+        return self._commands.shutdown
+
+    def turn(self, commands: list[Command]) -> list[Event]:
+        """Apply commands, launch one step, handle what is due; returns the events to send, in order."""
+        for command in commands:
+            self._commands.apply(command)
+        batch = self._launch()
+        while self._launched and (batch is None or len(self._launched) > self._depth):
+            self._handle(self._launched.popleft())
+        events, self.state.events = self.state.events, []
+        return events
+
+    def _launch(self) -> Batch | None:
+        decode = self._room.decoding_rows()
+        self._end_full()
+        batch = self._builder.build(self.step, decode, self._sequences(decode), self.state.prefilling)
+        if batch is None:
+            return None
+        self.step += 1
+        began = time.monotonic()
+        self._launched.append(_Launched(batch, self._runner.launch(batch), began))
+        self._advance(batch)
+        return batch
+
+    def _advance(self, batch: Batch) -> None:
+        """Count as computed what is launched: the next step is built without the results of this one."""
+        rows = self.state.rows
+        rows.length[batch.decode_rows] += 1
+        rows.remaining[batch.decode_rows] -= 1
+        for chunk in batch.chunks:
+            chunk.job.num_computed = chunk.end
+            if chunk.end == len(chunk.job.tokens):
+                self.state.finish_prompt(chunk.job)
+
+    def _handle(self, launched: _Launched) -> None:
+        self._results.handle(launched.batch, launched.result, time.monotonic() - launched.began)
+
+    def _end_full(self) -> None:
+        full, self._room.full = self._room.full, []
+        for sequence in full:
+            log.warning("the pool is too small for %s: it ends at its length", sequence.job.key.request_id)
+            self._results.end_full(sequence)
+
+    def _sequences(self, decode: Ints) -> list[Sequence]:
+        return [s for row in decode.tolist() if (s := self.state.sequence_of[row]) is not None]
+
+
+def serve(engine: Engine, channel: Channel) -> None:
+    """Run until Shutdown. Raises what breaks the engine, or ControlProcessLostError."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a collection in the loop is a pause for every stream; idle turns collect
+    channel.send([engine.ready()])
+    counted = time.monotonic()
+    while not engine.stopped:
+        commands = channel.receive()
+        with channel.stepping():
+            events = engine.turn(commands)
+        now = time.monotonic()
+        if now - counted >= ALIVE_S:
+            counted = now
+            events.append(Counters(engine.state.counters.values()))
+        if events:
+            channel.send(events)
+        channel.alive(engine.step, engine.state.kv.usage())
+        if not engine.has_work:
+            channel.wait(ALIVE_S)
+            gc.collect(1)

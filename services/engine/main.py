@@ -1,0 +1,49 @@
+"""The engine process: `python -m services.engine.main JSON | @FILE | -`.
+
+Exits 0 after Shutdown, 2 when the configuration or the model cannot be used, 1 on any failure, with the reason in the
+log (stderr).
+"""
+
+import logging
+import sys
+
+from services.engine.channel import Channel, ControlProcessLostError
+from services.engine.config import ConfigError, EngineConfig, config_from_argv
+from services.engine.load import load_model
+from services.engine.loop import Engine, serve
+
+log = logging.getLogger("services.engine")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one engine; returns the exit status."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    sys.setswitchinterval(1e-4)  # the default of 5 ms is longer than a step
+    try:
+        run(config_from_argv(sys.argv[1:] if argv is None else argv))
+    except ConfigError as error:
+        log.error("%s", error)  # noqa: TRY400  the message is for a person; a traceback would bury it
+        return 2
+    except ControlProcessLostError as error:
+        log.error("ending: %s", error)  # noqa: TRY400
+        return 1
+    except Exception:  # the process's main: die once, loudly
+        log.exception("the engine failed")
+        return 1
+    return 0
+
+
+def run(config: EngineConfig) -> None:
+    """Load the model, connect to the control process and serve it until Shutdown."""
+    engine = Engine(config, load_model(config))
+    with Channel(config.endpoint) as channel:
+        serve(engine, channel)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Launches a step: forward, logits of the tokens that are sampled from, sampling. Results are read when due."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.common.request import TokenLogprob
+from services.engine.backends.interface import Backend
+from services.engine.batch import Batch
+from services.engine.models.layers import Decoder
+from services.engine.sampler import Sampled, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A launched step. Reading waits for the device where the backend is asynchronous."""
+
+    sampled: Sampled | None
+
+    def token_ids(self) -> list[int]:
+        """Sampled ids in the order of the batch's samples."""
+        if self.sampled is None:
+            return []
+        ids: list[int] = self.sampled.ids.tolist()
+        return ids
+
+    def logprobs(self) -> dict[int, TokenLogprob]:
+        """Log-probabilities by sample index, of the samples that asked for them."""
+        return {} if self.sampled is None else self.sampled.logprobs
+
+
+class ModelRunner:
+    """Owned by the loop; owns the decoder, the backend and the sampler."""
+
+    def __init__(self, decoder: Decoder, backend: Backend, sampler: Sampler) -> None:
+        self._decoder = decoder
+        self._sampler = sampler
+        self.backend = backend
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> StepResult:
+        """Compute a batch; its KV is in the pool and its ids are the rows' next inputs when the device gets there."""
+        backend = self.backend
+        hidden = self._decoder.forward(backend.prepare(batch), backend)
+        if not batch.samples:
+            return StepResult(None)
+        if len(batch.logits_tokens) != batch.num_tokens:
+            hidden = hidden[torch.from_numpy(batch.logits_tokens).to(backend.device)]
+        logits = self._decoder.logits(hidden, backend)
+        sampled = self._sampler.sample(logits, batch.samples)
+        self._remember(batch, sampled.ids)
+        return StepResult(sampled)
+
+    def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
+        """Give rows their next input ids from the host: tokens that were sampled elsewhere."""
+        device = self.backend.device
+        self.backend.remember(torch.tensor(rows, device=device), torch.tensor(ids, device=device))
+
+    def _remember(self, batch: Batch, ids: Tensor) -> None:
+        index = [i for i, s in enumerate(batch.samples) if s.sequence.row is not None]
+        if not index:
+            return
+        rows = torch.tensor([batch.samples[i].sequence.row for i in index], device=self.backend.device)
+        self.backend.remember(rows, ids if len(index) == len(batch.samples) else ids[index])

@@ -1,0 +1,1 @@
+"""Model families: one readable file each, built from the parts in `layers`."""

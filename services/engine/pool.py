@@ -1,0 +1,61 @@
+"""The KV pool's memory: how many slots there is room for, and one plain allocation of them."""
+
+import logging
+import os
+
+import torch
+from torch import Tensor
+
+from services.engine.config import ConfigError, EngineConfig
+from services.engine.models.config import ModelConfig
+
+log = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+
+
+def kv_bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
+    """K and V of one token in all layers."""
+    return model.num_layers * 2 * model.num_kv_heads * model.head_dim * dtype.itemsize
+
+
+def choose_num_slots(config: EngineConfig, bytes_per_token: int, device: torch.device) -> int:
+    """`num_kv_tokens`, else what `memory_fraction` of the free memory holds. Raises ConfigError when none."""
+    free = _free_bytes(device)
+    if config.num_kv_tokens is not None:
+        need = config.num_kv_tokens * bytes_per_token
+        if need > free:
+            raise ConfigError(
+                f"a KV pool of {config.num_kv_tokens} tokens takes {need / _GIB:.1f} GiB and {free / _GIB:.1f} GiB are "
+                f"free; lower num_kv_tokens to at most {free // bytes_per_token}"
+            )
+        return config.num_kv_tokens
+    slots = int(free * config.memory_fraction) // bytes_per_token
+    if slots < 1:
+        raise ConfigError(
+            f"memory_fraction {config.memory_fraction} of {free / _GIB:.1f} GiB free after loading holds no token of "
+            f"{bytes_per_token} bytes; raise memory_fraction or free memory"
+        )
+    return slots
+
+
+def allocate_pool(model: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]; the last slot is zero and absorbs padding."""
+    shape = (model.num_layers, num_slots + 1, 2 * model.num_kv_heads, model.head_dim)
+    try:
+        pool = torch.empty(shape, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError) as error:  # torch's CPU allocator raises RuntimeError, CUDA's a kind of it
+        size = num_slots * kv_bytes_per_token(model, dtype) / _GIB
+        raise ConfigError(
+            f"the KV pool of {num_slots} tokens ({size:.1f} GiB) could not be allocated; lower num_kv_tokens or "
+            f"memory_fraction: {error}"
+        ) from error
+    pool[:, num_slots].zero_()
+    log.info("KV pool: %d slots, %.2f GiB on %s", num_slots, pool.nbytes / _GIB, device)
+    return pool
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,74 @@
+"""A step's results: token ids appended to their sequences, ends found, one StepDone for all."""
+
+from services.common.ipc import SequenceOutput, StepDone
+from services.common.request import FinishReason, TokenLogprob
+from services.engine.batch import Batch
+from services.engine.jobs import Sequence
+from services.engine.model_runner import StepResult
+from services.engine.state import EngineState
+
+
+class ResultHandler:
+    """Owned by the loop; called once a step, in the order of launches."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+
+    def handle(self, batch: Batch, result: StepResult, step_s: float) -> None:
+        """Report a step; sequences that end are gone when this returns. `step_s` is what the step took."""
+        state = self._state
+        at = len(state.events)  # what ends is said after the tokens that ended it
+        logprobs = result.logprobs()
+        outputs: list[SequenceOutput] = []
+        for i, (sample, token_id) in enumerate(zip(batch.samples, result.token_ids(), strict=True)):
+            if sample.sequence.gone:
+                state.counters.tokens_past_end += 1
+                continue
+            outputs.append(self._append(sample.sequence, token_id, logprobs.get(i)))
+        done = StepDone(
+            step=batch.step,
+            outputs=outputs,
+            usage=state.kv.usage(),
+            step_s=step_s,
+            num_decode_rows=batch.num_decode_rows,
+            num_prefill_tokens=batch.num_prefill_tokens,
+            prefilling=[(chunk.job.job_id, chunk.end) for chunk in batch.chunks],
+        )
+        state.events.insert(at, done)
+        self._count(batch, len(outputs), step_s)
+
+    def end_full(self, sequence: Sequence) -> None:
+        """End at its length a sequence for whose next token no slot can be found."""
+        job = sequence.job
+        output = SequenceOutput(job.job_id, sequence.choice, len(sequence.outputs), [], finish=FinishReason.LENGTH)
+        self._state.end_sequence(sequence, len(sequence.outputs))
+        self._state.events.append(StepDone(0, [output], self._state.kv.usage(), 0.0, 0, 0))
+
+    def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
+        job, index = sequence.job, len(sequence.outputs)
+        sequence.outputs.append(token_id)
+        finish, stop_token_id = None, None
+        if token_id in job.stop_token_ids and index >= job.stop.min_new_tokens:
+            finish, stop_token_id = FinishReason.STOP, token_id
+        elif index + 1 >= job.max_outputs:
+            finish = FinishReason.LENGTH
+        if finish is not None:
+            self._state.end_sequence(sequence, index + 1)
+        return SequenceOutput(
+            job.job_id,
+            sequence.choice,
+            index,
+            [token_id],
+            logprobs=None if logprob is None else [logprob],
+            finish=finish,
+            stop_token_id=stop_token_id,
+        )
+
+    def _count(self, batch: Batch, num_outputs: int, step_s: float) -> None:
+        counters = self._state.counters
+        counters.steps += 1
+        counters.step_seconds += step_s
+        counters.decode_rows += batch.num_decode_rows
+        counters.prefill_tokens += batch.num_prefill_tokens
+        counters.output_tokens += num_outputs
+        counters.evicted_tokens = self._state.kv.num_evicted

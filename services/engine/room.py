@@ -1,0 +1,90 @@
+"""A slot for the next token of every decoding row, found by evicting, revoking, preempting in this order (R18)."""
+
+import logging
+
+from services.common.ipc import Preempted, Revoked
+from services.engine.arrays import Ints
+from services.engine.jobs import Job, JobState, Sequence
+from services.engine.state import EngineState
+
+log = logging.getLogger(__name__)
+
+
+class RoomMaker:
+    """Owned by the loop; called before each step is built."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self.full: list[Sequence] = []
+        """Sequences that cannot grow and are the last running: they end at their length. The loop takes them."""
+
+    def decoding_rows(self) -> Ints:
+        """Rows of the next step, each with a slot for its next token."""
+        rows = self._state.rows
+        decode = rows.decoding()
+        for row in decode[rows.length[decode] >= rows.capacity[decode]].tolist():
+            sequence = self._state.sequence_of[row]
+            if sequence is not None:  # it may have been preempted for a row before it
+                self._grow(sequence, row)
+        return rows.decoding()
+
+    def _grow(self, sequence: Sequence, row: int) -> None:
+        state = self._state
+        while sequence.holding is not None:
+            before = len(sequence.holding.slots)
+            if state.kv.grow(sequence.holding):
+                state.rows.write(row, before, sequence.holding.slots[before:])
+                return
+            if not self._free_something():
+                state.rows.remaining[row] = 0
+                self.full.append(sequence)
+                return
+
+    def _free_something(self) -> bool:
+        """Revoke or preempt one; False when only one is left running."""
+        reserved = [j for j in self._state.jobs.values() if j.state is JobState.RESERVED and not j.has_bytes]
+        if reserved:
+            self._revoke(max(reserved, key=_age))
+            return True
+        running = [j for j in self._state.jobs.values() if _is_running(j)]
+        if sum(_num_running(job) for job in running) <= 1:
+            return False
+        self._preempt(max(running, key=_age))
+        return True
+
+    def _revoke(self, job: Job) -> None:
+        self._state.counters.revocations += 1
+        self._state.events.append(Revoked(job.job_id))
+        _log(job, "revoked the reservation of")
+        self._state.end_job(job)
+
+    def _preempt(self, job: Job) -> None:
+        """Preempt one sequence of a decoding job, all of one whose prompt is being computed."""
+        state = self._state
+        _log(job, "preempted")
+        running = [s for s in job.sequences.values() if not s.gone]
+        victims = running if job.state is JobState.PREFILLING else running[-1:]
+        for sequence in victims:
+            state.counters.preemptions += 1
+            state.events.append(Preempted(job.job_id, sequence.choice))
+        if job.state is JobState.PREFILLING:
+            state.end_job(job)
+        else:
+            state.end_sequence(victims[0], len(victims[0].outputs))
+
+
+def _age(job: Job) -> tuple[float, int]:
+    return (job.arrival, job.job_id)
+
+
+def _is_running(job: Job) -> bool:
+    return job.state is JobState.DECODING or (job.state is JobState.PREFILLING and not job.hand_over)
+
+
+def _num_running(job: Job) -> int:
+    return sum(not sequence.gone for sequence in job.sequences.values())
+
+
+def _log(job: Job, what: str) -> None:
+    extra = {"request_id": job.key.request_id}
+    log.info("%s %s attempt %d to find slots", what, job.key.request_id, job.key.attempt, extra=extra)

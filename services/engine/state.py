@@ -1,0 +1,144 @@
+"""What the engine's loop knows: jobs, rows, slots and the events to send."""
+
+import logging
+
+import numpy as np
+
+from services.common.ipc import Ended, Event
+from services.engine.arrays import Ints
+from services.engine.counters import EngineCounters
+from services.engine.jobs import Job, JobState, Sequence
+from services.engine.kv_cache import Holding, KvCache
+from services.engine.rows import Rows
+
+log = logging.getLogger(__name__)
+
+
+class EngineState:
+    """One place where jobs begin and end, so that rows, slots and events cannot disagree.
+
+    Invariants: a job is in `jobs` from its Admitted or Reserved to its Ended; a row in use belongs to one PREFILLING
+    job or one sequence that is not gone; each holding that exists belongs to one job or one such sequence.
+    """
+
+    def __init__(self, rows: Rows, kv: KvCache) -> None:
+        self.rows = rows
+        self.kv = kv
+        self.jobs: dict[int, Job] = {}
+        self.prefilling: list[Job] = []
+        """In the order of admission."""
+        self.sequence_of: list[Sequence | None] = [None] * len(rows.length)
+        """By row, of rows that decode."""
+        self.events: list[Event] = []
+        self.counters = EngineCounters()
+
+    def add(self, job: Job) -> None:
+        """A job is in, with its holding."""
+        self.jobs[job.job_id] = job
+        if job.state is JobState.PREFILLING:
+            self.prefilling.append(job)
+
+    def finish_prompt(self, job: Job) -> None:
+        """The last chunk is launched: hand-over jobs wait for Release, others decode from the next step."""
+        assert job.holding is not None
+        assert job.row is not None
+        self.prefilling.remove(job)
+        replaced = self.kv.share(job.holding, job.tokens)
+        if job.hand_over:
+            self.rows.give_back(job.row)
+            job.row = None
+            job.state = JobState.HOLDING
+            return
+        if replaced:
+            self.rows.write(job.row, 0, job.holding.slots)
+        self.begin_decoding(job, num_sampled=1)
+
+    def begin_decoding(self, job: Job, num_sampled: int) -> None:
+        """Split a job's holding among its sequences, which have rows, and let them decode.
+
+        `num_sampled` tokens a sequence have been sampled beyond `job.tokens`.
+        """
+        holding, row = job.holding, job.row
+        assert holding is not None
+        job.holding, job.row, job.state = None, None, JobState.DECODING
+        first, *others = [sequence for sequence in job.sequences.values() if not sequence.gone]
+        if row is not None and row not in {first.row, *(other.row for other in others)}:
+            self.rows.give_back(row)
+        for sequence in others:
+            self._bind(sequence, self.kv.fork(holding), num_sampled)
+        self._bind(first, holding, num_sampled)
+
+    def _bind(self, sequence: Sequence, holding: Holding, num_sampled: int) -> None:
+        job, row, rows = sequence.job, sequence.row, self.rows
+        assert row is not None
+        sequence.holding = holding
+        self.sequence_of[row] = sequence
+        if rows.capacity[row] == 0:
+            rows.write(row, 0, holding.slots)
+        rows.length[row] = len(job.tokens)
+        rows.remaining[row] = max(0, job.max_outputs - job.num_given_outputs - num_sampled)
+
+    def end_sequence(self, sequence: Sequence, num_outputs: int) -> None:
+        """Take a sequence out and keep the KV of its first outputs as prefix; the last one ends the job."""
+        if sequence.gone:
+            return
+        sequence.gone = True
+        if sequence.holding is not None:
+            self.kv.release(sequence.holding, self._valid_tokens(sequence, num_outputs))
+            sequence.holding = None
+        if sequence.row is not None and sequence.job.row != sequence.row:
+            self.sequence_of[sequence.row] = None
+            self.rows.give_back(sequence.row)
+            sequence.row = None
+        job = sequence.job
+        if job.state is not JobState.ENDING and all(each.gone for each in job.sequences.values()):
+            self.end_job(job)
+
+    def end_job(self, job: Job) -> None:
+        """Give back all that a job has, in any state, and say Ended."""
+        if job.state is JobState.PREFILLING:
+            self.prefilling.remove(job)
+        computed = job.tokens[: job.num_computed] if job.state in {JobState.PREFILLING, JobState.HOLDING} else None
+        job.state = JobState.ENDING
+        for sequence in job.sequences.values():
+            self.end_sequence(sequence, len(sequence.outputs))
+        if job.holding is not None:
+            self.kv.release(job.holding, computed)
+            job.holding = None
+        if job.row is not None:
+            self.rows.give_back(job.row)
+            job.row = None
+        self._say_ended(job)
+
+    def _say_ended(self, job: Job) -> None:
+        del self.jobs[job.job_id]
+        job.sequences.clear()  # no cycle is left, so nothing waits for the garbage collector
+        self.events.append(Ended(job.job_id))
+        log.debug("ended %s attempt %d", job.key.request_id, job.key.attempt, extra={"request_id": job.key.request_id})
+
+    def _valid_tokens(self, sequence: Sequence, num_outputs: int) -> Ints:
+        """Tokens whose KV is there for certain: the last sampled one has not been the input of a handled step."""
+        job = sequence.job
+        n = min(job.num_prompt_tokens + num_outputs, sequence.num_tokens - 1)
+        tokens = np.concatenate((job.tokens[: job.num_prompt_tokens], np.array(sequence.outputs, np.int32)))
+        return tokens[:n]
+
+    def holdings(self) -> list[Holding]:
+        """Every holding that exists; for integrity checks."""
+        jobs = [job.holding for job in self.jobs.values() if job.holding is not None]
+        sequences = [s.holding for job in self.jobs.values() for s in job.sequences.values() if s.holding is not None]
+        return jobs + sequences
+
+    def problems(self) -> list[str]:
+        """Check that rows belong to whom the jobs say; empty when they do."""
+        owners = [job.row for job in self.jobs.values() if job.row is not None]
+        owners += [
+            s.row
+            for job in self.jobs.values()
+            for s in job.sequences.values()
+            if s.row is not None and s.row != job.row
+        ]
+        found = [] if len(set(owners)) == len(owners) else ["a row belongs to two"]
+        if len(owners) + self.rows.num_free != len(self.rows.length):
+            found.append(f"{len(owners)} rows are used and {self.rows.num_free} free of {len(self.rows.length)}")
+        return found

@@ -1,0 +1,93 @@
+"""Which tokens the next step computes: every decoding row, then prompt chunks under the token budget."""
+
+import numpy as np
+
+from services.engine.arrays import Ints
+from services.engine.batch import FROM_DEVICE, Batch, Chunk, Sample
+from services.engine.jobs import Job, Sequence
+from services.engine.rows import Rows
+
+
+def plan_chunks(prefilling: list[Job], budget: int, tail: int) -> list[tuple[Job, int]]:
+    """Share `budget` tokens among prompts in the order of admission; pure.
+
+    The last chunk of a prompt to hand over is cut so that at most `tail` tokens are left for a chunk of their own: when
+    compute ends, little is left to push.
+    """
+    plan: list[tuple[Job, int]] = []
+    for job in prefilling:
+        left = len(job.tokens) - job.num_computed
+        n = min(left, budget)
+        if job.hand_over and n == left > tail:
+            n = left - tail
+        if n == 0:
+            break
+        plan.append((job, n))
+        budget -= n
+    return plan
+
+
+class StepBuilder:
+    """Owned by the loop. Reads rows and jobs; changes nothing."""
+
+    def __init__(self, rows: Rows, chunk_tokens: int, push_tail_tokens: int) -> None:
+        self._rows = rows
+        self._chunk_tokens = chunk_tokens
+        self._push_tail_tokens = push_tail_tokens
+
+    def build(self, step: int, decode: Ints, sequences: list[Sequence], prefilling: list[Job]) -> Batch | None:
+        """Make the batch of `decode` rows, which have a slot for one more token, and of chunks; None when empty.
+
+        `sequences` stand in the order of `decode`.
+        """
+        plan = plan_chunks(prefilling, self._chunk_tokens, self._push_tail_tokens)
+        if len(decode) == 0 and not plan:
+            return None
+        rows = self._rows
+        positions = rows.length[decode]
+        batch = Batch(
+            step=step,
+            input_ids=np.full(len(decode), FROM_DEVICE, np.int32),
+            positions=positions,
+            out_slots=rows.table[decode, positions],
+            decode_rows=decode,
+            context_lens=positions + 1,
+            samples=[
+                Sample(sequence, i, position, first=False)
+                for i, (sequence, position) in enumerate(
+                    zip(sequences, _output_positions(positions, sequences), strict=True)
+                )
+            ],
+            logits_tokens=np.arange(len(decode), dtype=np.int32),
+        )
+        if plan:
+            self._add_chunks(batch, plan)
+        batch.table_writes = rows.take_writes()
+        return batch
+
+    def _add_chunks(self, batch: Batch, plan: list[tuple[Job, int]]) -> None:
+        ids, positions, slots, ends = [batch.input_ids], [batch.positions], [batch.out_slots], []
+        at = batch.num_decode_rows
+        for job, n in plan:
+            assert job.row is not None
+            chunk = Chunk(job, job.row, job.num_computed, n)
+            batch.chunks.append(chunk)
+            ids.append(job.tokens[chunk.start : chunk.end])
+            positions.append(np.arange(chunk.start, chunk.end, dtype=np.int32))
+            slots.append(self._rows.table[job.row, chunk.start : chunk.end])
+            at += n
+            if chunk.end == len(job.tokens):
+                ends.append(at - 1)
+                row = batch.num_decode_rows + len(ends) - 1
+                batch.samples += [
+                    Sample(sequence, row, job.num_given_outputs, first=True) for sequence in job.sequences.values()
+                ]
+        batch.input_ids = np.concatenate(ids)
+        batch.positions = np.concatenate(positions)
+        batch.out_slots = np.concatenate(slots)
+        batch.logits_tokens = np.concatenate((batch.logits_tokens, np.array(ends, np.int32)))
+
+
+def _output_positions(positions: Ints, sequences: list[Sequence]) -> list[int]:
+    """The token sampled after the one at `position` has output position `position + 1 - num_prompt_tokens`."""
+    return [p + 1 - s.job.num_prompt_tokens for p, s in zip(positions.tolist(), sequences, strict=True)]

@@ -1,9 +1,10 @@
 """How KV lies in a transfer page, and the copies between pool and page for backends without a kernel for it.
 
-A page of n tokens holds `[num_layers, n, 2 * num_kv_heads, head_dim]`, contiguous, K's heads before V's: layers outermost,
-because the pool is so too. Each row (one token in one layer) is 2 * num_kv_heads * head_dim elements, contiguous on both
-sides, so a copy is coalesced whatever the slots are; and the heads of one rank are one slice of a row, so a rank of
-another tensor parallel size can gather just its share. The device's kernels (`kernels.pages`) keep the same layout.
+A page of n tokens holds `[num_layers, n, 2 * num_kv_heads, head_dim]`, contiguous, K's heads before V's: layers
+outermost, because the pool is so too. Each row (one token in one layer) is 2 * num_kv_heads * head_dim elements,
+contiguous on both sides, so a copy is coalesced whatever the slots are; and the heads of one rank are two slices of a
+row, so a rank of another tensor parallel size can gather just its share. The device kernels (`kernels.pages`) keep the
+same layout.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class PageLayout:
 
     @classmethod
     def of(cls, kv: torch.Tensor) -> "PageLayout":
-        """The layout of a pool `[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]`. Raises ValueError otherwise."""
+        """The layout of a pool `[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]`; ValueError otherwise."""
         if kv.dim() != 4 or kv.shape[2] % 2:
             raise ValueError(
                 f"kv: expected [num_layers, num_slots + 1, 2 * num_kv_heads, head_dim], got {list(kv.shape)}"
@@ -44,8 +45,8 @@ class PageLayout:
         return tokens
 
     def view(self, buffer: Buffer, num_tokens: int) -> torch.Tensor:
-        """The first `num_tokens * token_bytes` of a page's buffer as `[num_layers, num_tokens, 2 * num_kv_heads, head_dim]`,
-        sharing its memory. Raises ValueError when they do not fit."""
+        """The first `num_tokens * token_bytes` bytes of a page's buffer, sharing its memory, as
+        `[num_layers, num_tokens, 2 * num_kv_heads, head_dim]`. Raises ValueError when they do not fit."""
         num_bytes = num_tokens * self.token_bytes
         if num_bytes > len(buffer):
             raise ValueError(f"{num_tokens} tokens need {num_bytes} bytes, the page has {len(buffer)}")

@@ -43,7 +43,7 @@ def push_all(sender: Sender, receiver: Peer, attempt: int) -> None:
         ({"group": "another-group"}, "groups differ"),
     ],
 )
-def test_another_self_or_group_is_refused(wrong: dict[str, str], reason: str) -> None:
+def test_another_self_or_group_is_refused(wrong: dict[str, Any], reason: str) -> None:
     receiver = Peer("receiver", "decode-1")
     sender = Sender()
     with closing(receiver, sender):
@@ -58,7 +58,7 @@ def test_another_self_or_group_is_refused(wrong: dict[str, str], reason: str) ->
 @pytest.mark.parametrize(
     ("changes", "reason"), [({"rank": 1}, "ranks differ"), ({"page_bytes": 4096}, "sizes of the transfer pages differ")]
 )
-def test_another_rank_or_page_size_is_refused(changes: dict[str, int], reason: str) -> None:
+def test_another_rank_or_page_size_is_refused(changes: dict[str, Any], reason: str) -> None:
     receiver = Peer("receiver", "decode-1")
     sender = Sender(**changes)
     with closing(receiver, sender):

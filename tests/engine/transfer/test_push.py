@@ -1,13 +1,12 @@
 """Payloads between two real processes over UCX on loopback."""
 
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from services.engine.transfer.events import PeerProven, Pushed, PushOutcome
-from services.engine.transfer.page_memory import pattern
+from services.engine.transfer.page_memory import HostMemory, pattern
 from tests.engine.transfer.driver import PAGE_BYTES, Peer, Sender, closing, key
 
 
@@ -29,7 +28,7 @@ def sender(receiver: Peer) -> Iterator[Sender]:
 
 
 def crc(seed: int, num_bytes: int = PAGE_BYTES) -> int:
-    return zlib.crc32(memoryview(pattern(num_bytes, seed)))
+    return HostMemory().checksum(pattern(num_bytes, seed))
 
 
 def test_both_sides_report_the_proven_pair_with_its_lane(receiver: Peer) -> None:

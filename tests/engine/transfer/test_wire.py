@@ -1,0 +1,151 @@
+"""The bytes of the protocol, the handshake's judgement and the lanes' names."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.common.ipc import AttemptKey
+from services.engine.transfer.config import TransferConfig
+from services.engine.transfer.events import PeerAddress
+from services.engine.transfer.handshake import client_hello, judge_hello, refusal, server_answer
+from services.engine.transfer.lanes import Lane, fastest_lane
+from services.engine.transfer.wire import (
+    CONTROL_BYTES,
+    CONTROL_TAG_MASK,
+    HELLO_BYTES,
+    MAX_CHANNEL,
+    Control,
+    Fate,
+    Hello,
+    Kind,
+    Verdict,
+    control_tag,
+    payload_tag,
+)
+
+words = st.integers(0, 2**32 - 1)
+
+
+@given(
+    st.builds(
+        Control,
+        kind=st.sampled_from(Kind),
+        channel=st.integers(0, MAX_CHANNEL),
+        seq=words,
+        key=st.builds(AttemptKey, request_id=st.binary(min_size=16, max_size=16).map(bytes.hex), attempt=words),
+        token_start=words,
+        num_tokens=words,
+        num_bytes=st.integers(0, 2**63),
+        fate=st.sampled_from(Fate),
+        checksum=st.none() | words,
+        rate=st.floats(0, 2**20, width=32),
+    )
+)
+def test_a_control_message_survives_its_bytes(message: Control) -> None:
+    raw = message.pack()
+    assert len(raw) == CONTROL_BYTES
+    assert Control.unpack(raw) == message
+
+
+def test_an_unknown_kind_is_an_error() -> None:
+    with pytest.raises(ValueError, match="Kind"):
+        Control.unpack(bytes([250]) + bytes(CONTROL_BYTES - 1))
+
+
+@pytest.mark.parametrize("request_id", ["", "ab", "zz" * 16, "ab" * 17])
+def test_a_request_id_that_is_not_128_bits_of_hex_is_an_error(request_id: str) -> None:
+    with pytest.raises(ValueError, match="hexadecimal"):
+        Control(Kind.ANNOUNCE, 1, key=AttemptKey(request_id, 1)).pack()
+
+
+@given(st.integers(0, MAX_CHANNEL), st.integers(0, MAX_CHANNEL), words, words)
+def test_tags_name_one_payload_and_control_never_matches_them(a: int, b: int, seq_a: int, seq_b: int) -> None:
+    assert (payload_tag(a, seq_a) == payload_tag(b, seq_b)) == ((a, seq_a) == (b, seq_b))
+    assert control_tag(a) & CONTROL_TAG_MASK == control_tag(0)
+    assert payload_tag(a, seq_a) & CONTROL_TAG_MASK != control_tag(0)
+    assert payload_tag(a, seq_a) < 2**64
+
+
+def config(**changes: object) -> TransferConfig:
+    return TransferConfig(**{"peer_id": "d", "incarnation": "d-1", "group": "g", **changes})  # type: ignore[arg-type]
+
+
+ADDRESS = PeerAddress("d", "127.0.0.1", 1, "d-1", "g")
+
+
+def hello(sender: TransferConfig, address: PeerAddress = ADDRESS, page_bytes: int = 64) -> Hello:
+    return Hello.unpack(client_hello(sender, address, 5, page_bytes).pack())
+
+
+def test_a_hello_survives_its_bytes() -> None:
+    made = client_hello(config(peer_id="x" * 64), ADDRESS, 5, 2**40)
+    assert len(made.pack()) == HELLO_BYTES
+    assert Hello.unpack(made.pack()) == made
+
+
+def test_bytes_of_something_else_are_an_error() -> None:
+    with pytest.raises(ValueError, match="not a KV transfer peer"):
+        Hello.unpack(b"GET / HTTP/1.1\r\n".ljust(HELLO_BYTES, b"\0"))
+
+
+@pytest.mark.parametrize(
+    ("received", "verdict"),
+    [
+        (hello(config()), Verdict.ACCEPTED),
+        (hello(config())._replace(protocol=99), Verdict.PROTOCOL),
+        (hello(config(), PeerAddress("d", "h", 1, "d-1", "other")), Verdict.GROUP),
+        (hello(config(), PeerAddress("d", "h", 1, "d-0", "g")), Verdict.INCARNATION),
+        (hello(config(rank=1)), Verdict.RANK),
+        (hello(config(), page_bytes=128), Verdict.PAGE_BYTES),
+    ],
+)
+def test_a_receiver_judges_every_field(received: Hello, verdict: Verdict) -> None:
+    assert judge_hello(config(), 64, received) is verdict
+
+
+def test_a_sender_does_not_take_another_process_for_the_one_it_meant() -> None:
+    sender, mine = config(peer_id="p", incarnation="p-1"), hello(config(peer_id="p", incarnation="p-1"))
+    answer = server_answer(config(), mine, Verdict.ACCEPTED, 9, 64)
+    assert refusal(sender, ADDRESS, answer) is None
+    assert refusal(sender, ADDRESS, answer._replace(incarnation="d-2")) is not None
+    assert refusal(sender, ADDRESS, answer._replace(expected_incarnation="p-0")) is not None
+    assert refusal(sender, ADDRESS, answer._replace(protocol=2)) is not None
+    assert "ranks differ" in (refusal(sender, ADDRESS, answer._replace(verdict=Verdict.RANK)) or "")
+
+
+@pytest.mark.parametrize(
+    ("transports", "on_device", "lane"),
+    [
+        (["tcp", "tcp"], False, Lane.TCP),
+        (["tcp", "sysv"], False, Lane.SHARED_MEMORY),
+        (["rc_mlx5", "tcp"], False, Lane.RDMA),
+        (["tcp", "cuda_copy", "cuda_ipc"], True, Lane.CUDA_IPC),
+        (["tcp", "cuda_ipc"], False, Lane.TCP),
+        (["rc_mlx5", "cuda_copy"], True, Lane.RDMA),
+        ([], True, Lane.UNKNOWN),
+    ],
+)
+def test_the_lane_is_the_fastest_that_can_move_such_pages(transports: list[str], on_device: bool, lane: Lane) -> None:
+    assert fastest_lane(transports, device_pages=on_device) is lane
+
+
+def test_lanes_are_ordered_by_speed() -> None:
+    assert Lane.TCP.is_slower_than(Lane.RDMA)
+    assert Lane.UNKNOWN.is_slower_than(Lane.TCP)
+    assert not Lane.CUDA_IPC.is_slower_than(Lane.RDMA)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"peer_id": ""}, "peer_id"),
+        ({"incarnation": "x" * 65}, "incarnation"),
+        ({"credit": 0}, "credit"),
+        ({"listen_port": 70_000}, "listen_port"),
+        ({"push_timeout_s": 0.0}, "push_timeout_s"),
+        ({"silence_s": 1.0, "heartbeat_s": 1.0}, "silence_s"),
+    ],
+)
+def test_a_bad_setting_is_named(changes: dict[str, object], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        config(**changes)

@@ -113,10 +113,10 @@ class PrefillMetrics:
 
 
 class TransferMetrics:
-    """KV on its way out of a prefill worker, by pair."""
+    """KV on its way out of a prefill worker."""
 
     def __init__(self, series: Series) -> None:
-        self.num_bytes = series.counter("transfer_bytes_total", "KV pushed", ("peer",))
+        self.num_bytes = series.counter("transfer_bytes_total", "KV pushed")
         self.push = series.seconds("transfer_seconds", "From a job's first byte to its last")
         self.exposed = series.seconds("transfer_exposed_seconds", "Push time left after prefill compute ended")
         self.gb_per_s = series.gauge("transfer_pair_gigabytes_per_second", "Speed of the proof", ("peer", "lane"))

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from services.common.errors import ModelNotFoundError, SluiceError
+from services.common.gateway_messages import WorkerCard
 from services.common.request import Delta, Finish, FinishReason, Request, TokenLogprob
 from services.common.text import TextStream, Vocabulary
 from services.pd_master.backend import TokenLoad
@@ -26,6 +27,7 @@ class FakeModels:
 
     def __init__(self, *models: FakeModel) -> None:
         self.served = list(models)
+        self.master_id = "m-0"
 
     def models(self) -> list[FakeModel]:
         return list(self.served)
@@ -35,6 +37,9 @@ class FakeModels:
             if model.name == name:
                 return model
         raise ModelNotFoundError(f"model {name!r} is not served here", param="model")
+
+    def workers(self) -> list[WorkerCard]:
+        return [WorkerCard("p-0", "prefill", "tiny", True, False, 1, 2, 0.5)]
 
     def token_load(self) -> TokenLoad:
         return TokenLoad(0.25, 0.5, 0.75)

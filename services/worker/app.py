@@ -1,0 +1,193 @@
+"""A worker process from start to end.
+
+loading --EngineReady--> serving --SIGTERM--> draining --nothing held, or `drain_s`--> gone, exit 0
+   '------ engine lost, a task failed, a port taken: unready, sessions end, exit 1 ------'
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.common import ipc, rpc
+from services.common.config import WorkerConfig
+from services.common.identity import group_name
+from services.common.ipc import EngineReady
+from services.common.messages import Role
+from services.common.metrics import WorkerMetrics
+from services.common.request import Request
+from services.common.text import Vocabulary
+from services.worker.engine_client import ENGINE_COMMAND, EngineClient
+from services.worker.engine_config import engine_config
+from services.worker.health_server import METRICS_TYPE, HealthServer, Page, verdict
+from services.worker.identity import identify
+from services.worker.jobs import Jobs
+from services.worker.master_edge import WorkerServicer
+from services.worker.outputs import ChoiceOutput
+from services.worker.parts import BuildRole, Context, Parts
+from services.worker.rpc_errors import ErrorInterceptor
+from services.worker.service import WorkerService
+from services.worker.setup import model_folder, router_config, worker_hello
+from services.worker.status import Status
+from sluice.v1 import reservation_pb2, worker_pb2, worker_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+CLOSE_GRACE_S = 2.0
+"""How long streams may take to end once told to."""
+LIVENESS_PATIENCE = 3.0
+"""Times `engine_stall_s` until a wedged engine has the process restarted: later than it makes the worker unready."""
+
+
+class Worker:
+    """One worker. `run` is its whole life; `stop` begins its end from any state."""
+
+    def __init__(
+        self, config: WorkerConfig, build: BuildRole, *, engine_command: tuple[str, ...] = ENGINE_COMMAND
+    ) -> None:
+        role = Role(config.role)
+        self._config = config
+        self._build = build
+        self._metrics = WorkerMetrics(has_prefill=role is not Role.DECODE, has_decode=role is not Role.PREFILL)
+        self._server = rpc.server([ErrorInterceptor(self._metrics.sessions)])
+        self._health = health.aio.HealthServicer()
+        self._stopping = asyncio.Event()
+        self._parts: Parts | None = None
+        self._jobs: Jobs | None = None
+        self._service: WorkerService | None = None
+        self.identity = identify(config, rpc.bind(self._server, f"{config.host}:{config.grpc_port}"))
+        self.engine = EngineClient(engine_config(config, self.identity), command=engine_command)
+        self.status = Status(self.engine, self._metrics, stall_s=config.engine_stall_s, max_queue=config.max_queue)
+        self.http_port = 0
+        self.serving = asyncio.Event()
+        """Set once masters may come."""
+
+    def stop(self) -> None:
+        """SIGTERM: drain, then end."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Live. Raises EngineLostError or OSError; returns after `stop`."""
+        pages = HealthServer(self._pages())
+        self.http_port = await pages.start(self._config.host, self._config.http_port)
+        await self.engine.start()
+        ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
+        engine = asyncio.create_task(self.engine.run(lambda event: self._dispatch(event, ready)))
+        life = asyncio.create_task(self._live(ready))
+        try:
+            await asyncio.wait({engine, life}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (engine, life):
+                if task.done():
+                    task.result()
+        finally:
+            self.status.draining = True
+            life.cancel()
+            await asyncio.gather(life, return_exceptions=True)
+            await self._end(engine)
+            await pages.stop()
+
+    def _dispatch(self, event: ipc.Event, ready: "asyncio.Future[EngineReady]") -> None:
+        match event:
+            case EngineReady():
+                ready.set_result(event)
+            case ipc.StepDone():
+                self.status.observe_step(event)
+            case ipc.Counters(values=values):
+                self._metrics.engine.counters.values.update(values)
+        if self._jobs is not None and self._parts is not None:
+            self._jobs.dispatch(event)
+            self._parts.on_engine_event(event)
+
+    # ------------------------------------------------------------------------------------------------------- serving
+
+    async def _live(self, ready: "asyncio.Future[EngineReady]") -> None:
+        stopping = asyncio.create_task(self._stopping.wait())
+        first: list[asyncio.Future[Any]] = [stopping, ready]
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            return
+        async with asyncio.TaskGroup() as tasks:
+            service, jobs = await self._set_up(ready.result())
+            background = [tasks.create_task(service.beat()), tasks.create_task(jobs.router.run())]
+            await self._server.start()
+            await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+            self.serving.set()
+            log.info("serving on %s, http port %d", self.identity.grpc_address, self.http_port)
+            await stopping
+            await self._drain(service, jobs)
+            for task in background:
+                task.cancel()
+
+    async def _set_up(self, ready: EngineReady) -> tuple[WorkerService, Jobs]:
+        config, group = self._config, group_name(ready.model_fingerprint, ready.layout, ready.transfer_protocol)
+        folder = model_folder(config)
+        vocabulary = await asyncio.to_thread(Vocabulary.load, folder)
+        service = WorkerService(
+            self.engine, worker_hello(config, self.identity, group, ready), self.status, self._metrics
+        )
+        jobs = Jobs(self.engine, router_config(config, ready), self._metrics, service.job_event)
+
+        def open_log(request: Request, choice: int, output_ids: list[int]) -> ChoiceOutput:
+            return ChoiceOutput(vocabulary, request, choice, output_ids, ready.eos_token_ids)
+
+        context = Context(
+            self.identity, group, ready, self.engine, service, self._metrics, self._server, open_log, jobs.new_id
+        )
+        parts = self._build(context)
+        service.core, service.peers, service.jobs = parts.core, parts.peers, jobs
+        self._parts, self._jobs, self._service, self.status.router = parts, jobs, service, jobs.router
+        self.status.sample()
+        self._add_services(WorkerServicer(service, folder))
+        return service, jobs
+
+    def _add_services(self, servicer: WorkerServicer) -> None:
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [
+            worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name,
+            reservation_pb2.DESCRIPTOR.services_by_name["ReservationService"].full_name,
+            health.SERVICE_NAME,
+            reflection.SERVICE_NAME,
+        ]
+        reflection.enable_server_reflection(names, self._server)
+
+    # ----------------------------------------------------------------------------------------------------------- end
+
+    async def _drain(self, service: WorkerService, jobs: Jobs) -> None:
+        log.info("draining: %d jobs", len(jobs))
+        service.drain()
+        await self._health.enter_graceful_shutdown()
+        try:
+            async with asyncio.timeout(self._config.drain_s):
+                await service.drained.wait()
+        except TimeoutError:
+            log.warning("%d jobs are given up after %.0f s of draining", len(jobs), self._config.drain_s)
+
+    async def _end(self, engine: "asyncio.Task[None]") -> None:
+        if self._service is not None:
+            self._service.close_sessions()
+        if self._parts is not None:
+            self._parts.close()
+        await self._server.stop(CLOSE_GRACE_S)
+        status = await self.engine.stop()
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        log.info("ended; the engine's status is %d", status)
+
+    # --------------------------------------------------------------------------------------------------------- pages
+
+    def _pages(self) -> dict[str, Callable[[], Page]]:
+        def ready() -> Page:
+            return verdict(self.status.problem())
+
+        def alive() -> Page:
+            return verdict(self.status.stalled(LIVENESS_PATIENCE))
+
+        return {"/health": ready, "/readiness": ready, "/liveness": alive, "/metrics": self._metrics_page}
+
+    def _metrics_page(self) -> Page:
+        self.status.feed_gauges()
+        return Page(200, self._metrics.render(), METRICS_TYPE)

@@ -1,0 +1,38 @@
+"""A worker's main: logs, signals, the event loop, the exit status."""
+
+import asyncio
+import logging
+import signal
+
+import uvloop
+
+from services.common.config import WorkerConfig
+from services.common.log import configure_logging
+from services.common.options import ConfigError
+from services.worker.app import Worker
+from services.worker.parts import BuildRole
+
+log = logging.getLogger(__name__)
+
+
+def run_worker(config: WorkerConfig, build: BuildRole) -> int:
+    """Run one worker until SIGTERM or SIGINT. Returns 0 after a drain, 1 when something broke. Raises ConfigError."""
+    configure_logging(config.role, level=config.log_level, format=config.log_format)
+    try:
+        uvloop.run(_run(config, build))
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(str(error)) from error
+    except Exception:
+        log.exception("the worker ends: something in it broke")
+        return 1
+    return 0
+
+
+async def _run(config: WorkerConfig, build: BuildRole) -> None:
+    worker = Worker(config, build)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    await worker.run()

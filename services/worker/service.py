@@ -1,0 +1,271 @@
+"""The worker's service: carries messages, events and time into its protocol core, and the core's effects out.
+
+One per worker process, on its event loop. Nothing here decides: the core does (`services.prefill.handoff`,
+`services.decode.reservations`). Effects are carried out in order and at once; none of them waits.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from services.common import ipc
+from services.common.errors import SluiceError
+from services.common.ipc import AttemptKey
+from services.common.messages import (
+    Heartbeat,
+    LiveAttempt,
+    MasterHello,
+    MasterMessage,
+    MasterRef,
+    Peer,
+    ProvenPair,
+    WorkerHello,
+    WorkerRef,
+)
+from services.common.metrics import WorkerMetrics
+from services.common.peer_messages import DecodeMessage, PrefillMessage
+from services.worker.engine_client import EngineClient
+from services.worker.jobs import JobEvent, Jobs
+from services.worker.protocol import effects as fx
+from services.worker.session import MasterSession
+from services.worker.session_errors import LeavingError, SupersededError
+from services.worker.status import Status
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+
+
+class Core(Protocol):
+    """What the cores of all roles have in common."""
+
+    draining: bool
+
+    def master_hello(self, ref: MasterRef, session: int, live: list[LiveAttempt], now: float) -> list[fx.Effect]:
+        """A session to a master begins."""
+        ...
+
+    def master_closed(self, ref: MasterRef, session: int, now: float) -> list[fx.Effect]:
+        """That session ended."""
+        ...
+
+    def from_master(self, ref: MasterRef, message: MasterMessage, now: float) -> list[fx.Effect]:
+        """Anything but a hello."""
+        ...
+
+    def held(self, ref: MasterRef) -> list[AttemptKey]:
+        """For the heartbeat to this master."""
+        ...
+
+    def job_refused(self, job_id: int, error: SluiceError, now: float) -> list[fx.Effect]:
+        """The Router does not take a job."""
+        ...
+
+    def job_event(self, event: JobEvent, now: float) -> list[fx.Effect]:
+        """One event of the engine or the Router."""
+        ...
+
+    def tick(self, now: float) -> list[fx.Effect]:
+        """Each second."""
+        ...
+
+
+class PeerPort(Protocol):
+    """The other workers, as the service sees them."""
+
+    def send(self, worker: WorkerRef, message: PrefillMessage | DecodeMessage) -> None:
+        """Say something; dropped without a session."""
+        ...
+
+    def want(self, peers: tuple[Peer, ...]) -> None:
+        """Keep sessions to these and to no others."""
+        ...
+
+    def proven(self) -> list[ProvenPair]:
+        """Pairs that may be used."""
+        ...
+
+
+class NoPeers:
+    """For the role `mixed`, which works alone."""
+
+    def send(self, worker: WorkerRef, message: PrefillMessage | DecodeMessage) -> None:
+        """Nobody to say it to."""
+
+    def want(self, peers: tuple[Peer, ...]) -> None:
+        """Nobody to keep."""
+
+    def proven(self) -> list[ProvenPair]:
+        """None."""
+        return []
+
+
+class WorkerService:
+    """See the module. `start` gives it its core and its peers, once the engine is ready."""
+
+    core: Core
+    jobs: Jobs
+    peers: PeerPort
+
+    def __init__(self, engine: EngineClient, hello: WorkerHello, status: Status, metrics: WorkerMetrics) -> None:
+        self._engine = engine
+        self._hello = hello
+        self._status = status
+        self._metrics = metrics
+        self._numbers = itertools.count(1)
+        self._sessions: dict[MasterRef, tuple[int, MasterSession]] = {}
+        self._inputs: deque[Callable[[float], list[fx.Effect]]] = deque()
+        self._busy = False
+        self.drained = asyncio.Event()
+        """Set while draining, once nothing is left: no job here, no attempt that a present master still wants."""
+
+    def hand_in(self, act: Callable[[float], list[fx.Effect]]) -> None:
+        """Call the core with `now` and carry out its effects; what comes up meanwhile waits its turn."""
+        self._inputs.append(act)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._inputs:
+                for effect in self._inputs.popleft()(time.monotonic()):
+                    self._apply(effect)
+        finally:
+            self._busy = False
+        if self._status.draining and self._is_idle():
+            self.drained.set()
+
+    def _is_idle(self) -> bool:
+        return not len(self.jobs) and not any(self.core.held(master) for master in self._sessions)
+
+    # --------------------------------------------------------------------------------------------------- from masters
+
+    def open_session(self, hello: MasterHello) -> MasterSession:
+        """A master came; an older session of the same start of it ends."""
+        session, number = MasterSession(hello.master, self._metrics.sessions), next(self._numbers)
+        before = self._sessions.get(hello.master)
+        if before is not None:
+            before[1].outbox.close(SupersededError("a newer session of this master took its place"))
+        self._sessions[hello.master] = (number, session)
+        self._metrics.sessions.masters.set(len(self._sessions))
+        session.outbox.say(self._hello, self._heartbeat(hello.master))
+        log.info("master %s is here", hello.master.master_id)
+        self.hand_in(lambda now: self.core.master_hello(hello.master, number, hello.live, now))
+        return session
+
+    def master_said(self, session: MasterSession, message: MasterMessage) -> None:
+        """A message of a session; those of a superseded one are dropped."""
+        if self._number(session) is not None:
+            self.hand_in(lambda now: self.core.from_master(session.master, message, now))
+
+    def session_lost(self, session: MasterSession) -> None:
+        """A stream is gone."""
+        number = self._number(session)
+        if number is not None:
+            del self._sessions[session.master]
+            self._metrics.sessions.masters.set(len(self._sessions))
+            log.info("master %s is gone", session.master.master_id)
+            self.hand_in(lambda now: self.core.master_closed(session.master, number, now))
+
+    def _number(self, session: MasterSession) -> int | None:
+        number, current = self._sessions.get(session.master, (0, None))
+        return number if current is session else None
+
+    # ----------------------------------------------------------------------------------- from the engine and the clock
+
+    def job_event(self, event: JobEvent) -> None:
+        """An event of Router or engine about a job."""
+        self.hand_in(lambda now: self.core.job_event(event, now))
+
+    async def beat(self) -> None:
+        """Each second, until cancelled: sweep, and tell every master how this worker is."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + HEARTBEAT_S, loop.time())
+            await asyncio.sleep(due - loop.time())
+            self.hand_in(self.core.tick)
+            self._status.sample()
+            for master, (_, session) in self._sessions.items():
+                session.outbox.say(self._heartbeat(master))
+
+    def _heartbeat(self, master: MasterRef) -> Heartbeat:
+        status = self._status
+        held = self.core.held(master)
+        return Heartbeat(
+            status.load, self._engine.age_s, status.problem() is None, status.draining, self.peers.proven(), held
+        )
+
+    # ------------------------------------------------------------------------------------------------------- effects
+
+    def _apply(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Grown(master, key, choice):
+                self._with_session(master, lambda session: session.grown(key, choice))
+            case fx.Follow(master, key, choice, output, next_index):
+                self._with_session(master, lambda session: session.follow(key, choice, output, next_index))
+            case fx.Forget(master, key, choices):
+                self._with_session(master, lambda session: session.forget(key, choices))
+            case fx.SendToMaster(master, event):
+                self._with_session(master, lambda session: session.outbox.say(event))
+            case fx.SendToPeer(worker, message):
+                self.peers.send(worker, message)
+            case fx.WantPeers(peers):
+                self.peers.want(peers)
+            case _:
+                self._apply_to_jobs(effect)
+
+    def _apply_to_jobs(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.StartJob(_, command):
+                self._start(effect)
+            case fx.EndJob(job_id):
+                self.jobs.end(job_id)
+            case fx.JobGranted(job_id):
+                self.jobs.granted(job_id)
+            case fx.FinishSequence(job_id, choice, num_output_tokens):
+                self.jobs.finish(job_id, choice, num_output_tokens)
+            case fx.EngineCommand(command):
+                self._engine.send(command)
+
+    def _start(self, effect: fx.StartJob) -> None:
+        try:
+            self.jobs.start(effect.work, effect.command)
+        except SluiceError as error:
+            self._metrics.router.refused.labels(error.code).inc()
+            job_id, refusal = effect.command.job_id, error
+            self.hand_in(lambda now: self.core.job_refused(job_id, refusal, now))
+
+    def _with_session(self, master: MasterRef, act: Callable[[MasterSession], None]) -> None:
+        _, session = self._sessions.get(master, (0, None))
+        if session is not None:
+            act(session)
+
+    # ---------------------------------------------------------------------------------------------------------- drain
+
+    def drain(self) -> None:
+        """Take nothing new from now on (DESIGN R17)."""
+        self._status.draining = True
+        self.core.draining = True
+        if self._is_idle():
+            self.drained.set()
+        for master, (_, session) in self._sessions.items():
+            session.outbox.say(self._heartbeat(master))
+
+    def close_sessions(self) -> None:
+        """End all streams once what waits has been written."""
+        for _, session in self._sessions.values():
+            session.outbox.close(LeavingError("this worker leaves"))
+
+
+def engine_event(jobs: Jobs, others: Callable[[ipc.Event], None]) -> Callable[[ipc.Event], None]:
+    """Dispatch for the engine client: jobs first, then whoever minds the rest."""
+
+    def dispatch(event: ipc.Event) -> None:
+        jobs.dispatch(event)
+        others(event)
+
+    return dispatch

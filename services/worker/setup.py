@@ -1,0 +1,46 @@
+"""From options and the engine's report to what a worker is made of."""
+
+from pathlib import Path
+
+from services.common.config import WorkerConfig
+from services.common.ipc import EngineReady
+from services.common.messages import PROTOCOL, Limits, Role, WorkerHello
+from services.common.model_source import model_name, resolve_model
+from services.router.output_length import LengthConfig
+from services.router.work import RouterConfig
+from services.worker.identity import WorkerIdentity
+
+
+def model_folder(config: WorkerConfig) -> Path:
+    """Where the model's tokenizer lies. Raises ConfigError when there is no such model."""
+    path = resolve_model(config.model)
+    return path.parent if path.is_file() else path
+
+
+def router_config(config: WorkerConfig, ready: EngineReady) -> RouterConfig:
+    """The Router's limits: the pool is the engine's, the rest is configured."""
+    return RouterConfig(
+        capacity_slots=ready.num_slots,
+        max_running=config.max_running_requests,
+        chunk_tokens=ready.chunk_tokens,
+        step_budget_tokens=ready.chunk_tokens,
+        max_waiting=config.max_queue,
+        ungranted_share=config.pending_kv_share,
+        lengths=LengthConfig(prior_tokens=config.prior_output_tokens),
+    )
+
+
+def worker_hello(config: WorkerConfig, identity: WorkerIdentity, group: str, ready: EngineReady) -> WorkerHello:
+    """How the worker introduces itself to masters."""
+    limits = Limits(
+        num_slots=ready.num_slots,
+        max_running_requests=config.max_running_requests,
+        max_context_tokens=ready.max_context_tokens,
+        vocab_size=ready.vocab_size,
+        eos_token_ids=ready.eos_token_ids,
+        chunk_tokens=ready.chunk_tokens,
+    )
+    role = Role(config.role)
+    address = identity.grpc_address if role is Role.DECODE else ""
+    model = config.served_model_name or model_name(config.model)
+    return WorkerHello(PROTOCOL, identity.ref, role, group, model, address, limits)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from services.common.gateway_messages import WorkerCard
 from services.common.request import Delta, Request
 
 
@@ -44,6 +45,15 @@ class TokenLoad(NamedTuple):
 
 class Models(Protocol):
     """The models of all workers known now."""
+
+    @property
+    def master_id(self) -> str:
+        """This master's name towards workers."""
+        ...
+
+    def workers(self) -> Sequence[WorkerCard]:
+        """Every worker there is a session to."""
+        ...
 
     def models(self) -> Sequence[ServedModel]:
         """All of them; empty before the first worker has been seen."""

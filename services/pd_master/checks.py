@@ -1,11 +1,14 @@
 """Checks and defaults that every API's requests go through, whatever their wire."""
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection
+from typing import Any
 
 from services.common.config import GatewayConfig
 from services.common.errors import ContextLengthError, InvalidRequestError
 from services.pd_master.backend import ServedModel
+
+_RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy, as everywhere in the field."""
@@ -45,19 +48,18 @@ def seed_of(value: int | None) -> int:
     return secrets.randbits(64) if value is None else value & (2**64 - 1)
 
 
-def check_ids(ids: Iterable[int], model: ServedModel, param: str) -> None:
+def check_ids(ids: Collection[int], model: ServedModel, param: str) -> None:
     """Raises InvalidRequestError naming `param` for an id that the model does not have."""
-    worst = max(ids, default=0)
-    if worst >= model.vocab_size:
-        raise InvalidRequestError(
-            f"{param}: token id {worst} is outside the model's vocabulary of {model.vocab_size}", param=param
-        )
+    known = range(model.vocab_size)
+    for worst in (min(ids, default=0), max(ids, default=0)):
+        if worst not in known:
+            raise InvalidRequestError(
+                f"{param}: token id {worst} is outside the model's vocabulary of {model.vocab_size}", param=param
+            )
 
 
 def checked_prompt_ids(ids: list[int], model: ServedModel, param: str) -> list[int]:
     """A prompt given as token ids. Raises InvalidRequestError and ContextLengthError naming `param`."""
-    if min(ids) < 0:
-        raise InvalidRequestError(f"{param}: token id {min(ids)} is negative", param=param)
     check_ids(ids, model, param)
     if len(ids) >= model.max_context_tokens:
         raise ContextLengthError(
@@ -65,3 +67,11 @@ def checked_prompt_ids(ids: list[int], model: ServedModel, param: str) -> list[i
             param=param,
         )
     return ids
+
+
+def check_template_kwargs(kwargs: dict[str, Any], param: str) -> None:
+    """Raises InvalidRequestError for template variables that the gateway sets itself."""
+    reserved = _RESERVED & kwargs.keys()
+    if reserved:
+        name = min(reserved)
+        raise InvalidRequestError(f"{param}.{name}: has a field of its own", param=f"{param}.{name}")

@@ -123,12 +123,7 @@ def _check(body: ChatBody) -> None:
         raise InvalidRequestError("response_format: only text is supported by this server", param="response_format")
     if body.tools is None and body.tool_choice not in (None, "none", "auto"):
         raise InvalidRequestError("tool_choice: needs tools", param="tool_choice")
-    reserved = {"messages", "tools", "add_generation_prompt"} & (body.chat_template_kwargs or {}).keys()
-    if reserved:
-        name = min(reserved)
-        raise InvalidRequestError(
-            f"chat_template_kwargs.{name}: has a field of its own", param=f"chat_template_kwargs.{name}"
-        )
+    checks.check_template_kwargs(body.chat_template_kwargs or {}, "chat_template_kwargs")
 
 
 def _choice(at: int, choice: Choice, body: ChatBody, target: Target) -> dict[str, Any]:

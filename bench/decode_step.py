@@ -1,0 +1,84 @@
+"""Whole decode steps of the Llama-3.1-8B shape as CUDA graphs, ids fed back on the device, beside their floor and bar.
+
+    python -m bench.decode_step [--rows 1 16 64 256] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bench.llama_shape import HEADS, LAYERS, VOCAB, contexts, random_decoder, random_pool, rope_tables
+from bench.timing import captured, replay_ms
+from kernels.argmax import ArgmaxScratch, argmax
+from kernels.layout import Rope
+from services.engine.backends.cuda.decode_step import DecodeBuffers, DecodeStep
+from services.engine.backends.cuda.recipe import DecodeRecipe, recipe_for
+from services.engine.models.layers import Decoder
+
+BARS_MS = {(1, 1024): 4.2, (16, 1024): 4.9, (64, 1024): 6.8, (64, 8000): 20.5, (256, 1024): 16.0}
+READ_TB_S = 4.45
+
+
+def floor_ms(rows: int, context: int, decoder: Decoder) -> float:
+    """Return the time to read all weights and the context's KV once, at the card's read bandwidth."""
+    weights = sum(
+        x.numel() * 2
+        for b in decoder.blocks
+        for x in (b.attention.qkv.weight, b.attention.out.weight, b.mlp.gate_up.weight, b.mlp.down.weight)
+    )
+    weights += decoder.head.numel() * 2
+    kv = rows * context * len(decoder.blocks) * 2 * HEADS.num_kv_heads * HEADS.head_dim * 2
+    return (weights + kv) / READ_TB_S / 1e9
+
+
+def time_step(
+    decoder: Decoder, rope: Rope, rows: int, context: int, pool: torch.Tensor, recipe: DecodeRecipe,
+    *, scattered: bool = True,
+) -> float:  # fmt: skip
+    """Return milliseconds a step: forward, greedy argmax, its ids the next step's input."""
+    device = pool.device
+    ctx = contexts([context] * rows, device, scattered=scattered)
+    step = DecodeStep(decoder, HEADS, rope, pool, DecodeBuffers(decoder, HEADS, rows, VOCAB), rows, recipe)
+    ids = torch.zeros(rows, dtype=torch.int32, device=device)
+    scratch = ArgmaxScratch.allocate(rows, device)
+
+    def launches() -> None:
+        logits = step(ids, ctx.context_lens, ctx.slots)
+        argmax(logits, ids, scratch, pdl=recipe.pdl)
+
+    return replay_ms(captured(launches))
+
+
+def main() -> None:
+    """Print the table; write JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 64, 256])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    decoder, rope = random_decoder(device), rope_tables(device)
+    results = []
+    for (rows, context), bar in BARS_MS.items():
+        if rows not in args.rows:
+            continue
+        pool = random_pool(contexts([context] * rows, device, scattered=False).num_slots, device)
+        recipe = recipe_for(rows)
+        for name, variant in (("", recipe), ("no dependent launch", replace(recipe, pdl=False))):
+            ms = time_step(decoder, rope, rows, context, pool, variant)
+            floor = floor_ms(rows, context, decoder)
+            results.append({"rows": rows, "context": context, "ms": ms, "floor_ms": floor, "bar_ms": bar, "variant": name})
+            print(f"B={rows:<4} ctx {context:<5} {ms:7.3f} ms  floor {floor:6.2f}  bar {bar:5.1f}  "
+                  f"{100 * floor / ms:5.1f}% of floor  {name}", flush=True)  # fmt: skip
+        del pool
+    if args.json:
+        args.json.write_text(json.dumps({"layers": LAYERS, "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The Llama-3.1-8B shape with random weights, and a pool around it: what the speed tables are measured on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.layout import Heads, Rope, SlotTable
+from services.engine.models.layers import Attention, Block, Decoder, GatedMlp, Linear
+
+HIDDEN, INNER, VOCAB, LAYERS = 4096, 14336, 128256, 32
+HEADS = Heads(32, 8, 128)
+MAX_POSITIONS = 66_000
+
+
+def random_linear(n: int, k: int, device: torch.device) -> Linear:
+    """Return `[n, k]` bf16 weights that keep the size of a normed input."""
+    return Linear(torch.randn(n, k, device=device, dtype=torch.bfloat16).mul_(k**-0.5))
+
+
+def random_decoder(device: torch.device, layers: int = LAYERS) -> Decoder:
+    """Return a decoder of the shape, 16 GB at 32 layers."""
+
+    def norm() -> torch.Tensor:
+        return torch.rand(HIDDEN, device=device, dtype=torch.bfloat16).add_(0.5)
+
+    width = HEADS.num_heads * HEADS.head_dim
+    blocks = [
+        Block(
+            norm(),
+            Attention(i, random_linear(HEADS.qkv_width, HIDDEN, device), random_linear(HIDDEN, width, device)),
+            norm(),
+            GatedMlp(random_linear(2 * INNER, HIDDEN, device), random_linear(HIDDEN, INNER, device)),
+        )
+        for i in range(layers)
+    ]
+    embedding = torch.randn(VOCAB, HIDDEN, device=device, dtype=torch.bfloat16)
+    return Decoder(embedding, blocks, norm(), random_linear(VOCAB, HIDDEN, device).weight, 1e-5)
+
+
+def rope_tables(device: torch.device) -> Rope:
+    """Return rotation tables of base 500000."""
+    frequency = 500000.0 ** (-torch.arange(0, HEADS.head_dim, 2, device=device) / HEADS.head_dim)
+    angles = torch.arange(MAX_POSITIONS, device=device)[:, None] * frequency
+    return Rope(angles.cos(), angles.sin())
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Requests of given lengths over a pool: their slots scattered at random, or in one run each."""
+
+    slots: SlotTable
+    context_lens: torch.Tensor
+    num_slots: int
+
+
+def contexts(lengths: list[int], device: torch.device, *, scattered: bool) -> Contexts:
+    """Return tables for requests of `lengths` tokens, newest included."""
+    rounded = [-(-length // 128) * 128 for length in lengths]
+    num_slots = sum(rounded)
+    free = torch.randperm(num_slots, device=device) if scattered else torch.arange(num_slots, device=device)
+    table = torch.full((len(lengths), max(rounded) + 128), num_slots, dtype=torch.int32, device=device)
+    first = 0
+    for row, length in enumerate(rounded):
+        table[row, :length] = free[first : first + length].int()
+        first += length
+    rows = torch.arange(len(lengths), dtype=torch.int32, device=device)
+    lens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    return Contexts(SlotTable(table, rows), lens, num_slots)
+
+
+def random_pool(num_slots: int, device: torch.device, layers: int = LAYERS) -> torch.Tensor:
+    """Return a pool of random K and V whose last slot is zero."""
+    shape = (layers, num_slots + 1, 2 * HEADS.num_kv_heads, HEADS.head_dim)
+    pool = torch.empty(shape, device=device, dtype=torch.bfloat16)
+    for layer in pool:
+        layer.normal_()
+        layer[-1] = 0
+    return pool

@@ -1,0 +1,57 @@
+"""Compiles kernels in parallel, for one target, without a card: what a sweep launches later is then in Triton's cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+
+class _NoDevice:
+    """Stands in for the CUDA driver: names the target, runs nothing."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int | None = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def _start() -> None:
+    torch.set_num_threads(1)
+    driver.set_active(_NoDevice())
+    run = JITFunction.run
+
+    def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:  # noqa: ARG001
+        return run(self, *args, grid=grid, warmup=True, **kwargs)
+
+    JITFunction.run = compile_only
+
+
+def _one(launch: Callable[..., None], candidate: Any) -> str | None:
+    try:
+        launch(candidate, torch.device("cpu"))
+    except Exception as error:  # noqa: BLE001 - a candidate that does not compile is a result
+        return f"{candidate}: {type(error).__name__}: {str(error)[:200]}"
+    return None
+
+
+def compile_all(launch: Callable[..., None], candidates: Iterable[Any]) -> None:
+    """Call `launch(candidate, cpu)` for each candidate in worker processes; what it launches is compiled, not run."""
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), initializer=_start) as pool:
+        for failure in pool.map(partial(_one, launch), list(candidates), chunksize=2):
+            if failure:
+                print("does not compile:", failure, flush=True)

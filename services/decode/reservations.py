@@ -100,6 +100,11 @@ class DecodeReservations:
                 self._emit(SendToMaster(ref, Refused(key, RefusalReason.NOT_READY, message="a decode worker")))
         return self._take()
 
+    @property
+    def num_attempts(self) -> int:
+        """Attempts that are known, ended but not forgotten ones included."""
+        return len(self._masters.attempts)
+
     def held(self, ref: MasterRef) -> list[AttemptKey]:
         """For the heartbeat to this master."""
         return self._masters.held(ref)

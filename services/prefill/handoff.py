@@ -125,6 +125,11 @@ class PrefillHandoff:
                 self._emit(WantPeers(tuple(wanted.values())))
         return self._take()
 
+    @property
+    def num_attempts(self) -> int:
+        """Attempts that are known, ended but not forgotten ones included."""
+        return len(self._masters.attempts)
+
     def held(self, ref: MasterRef) -> list[AttemptKey]:
         """For the heartbeat to this master."""
         return self._masters.held(ref)
@@ -177,7 +182,7 @@ class PrefillHandoff:
     # ---------------------------------------------------------------------------------------------------- from decode
 
     def peer_hello(self, worker: WorkerRef, session: int, now: float) -> list[Effect]:
-        """A session to a decode worker begins: what is unanswered is said again, what an earlier start promised is lost."""
+        """A session to a decode worker begins: what is unanswered is said again, what an earlier start granted is lost."""
         self._peers.hello(worker, session)
         for one in list(self._placed()):
             if one.decode.worker == worker:

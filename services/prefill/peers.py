@@ -157,6 +157,7 @@ class DecodePeers:
         pair.connecting, pair.proven = False, ProvenPair(pair.link.peer.worker, lane, gb_per_s)
         self._metrics.gb_per_s.labels(peer_id, lane).set(gb_per_s)
         log.info("transfer to %s proven: %s, %.2f GB/s", peer_id, lane, gb_per_s)
+        self._service.tell_masters()
 
     def _lost(self, peer_id: str, reason: str) -> None:
         pair = self._pairs.get(peer_id)
@@ -166,6 +167,7 @@ class DecodePeers:
         if pair.proven is not None:
             self._metrics.gb_per_s.remove(peer_id, pair.proven.lane)
         pair.connecting, pair.proven = False, None
+        self._service.tell_masters()
         if pair.retry is None:
             pair.retry = asyncio.get_running_loop().call_later(RECONNECT_S, self._connect, pair)
 

@@ -56,7 +56,8 @@ class Worker:
         self._health = health.aio.HealthServicer()
         self._stopping = asyncio.Event()
         self._parts: Parts | None = None
-        self._jobs: Jobs | None = None
+        self._listeners: list[Callable[[ipc.Event], None]] = []
+        self.jobs: Jobs | None = None
         self._service: WorkerService | None = None
         self.identity = identify(config, rpc.bind(self._server, f"{config.host}:{config.grpc_port}"))
         self.engine = EngineClient(engine_config(config, self.identity), command=engine_command)
@@ -68,6 +69,15 @@ class Worker:
     def stop(self) -> None:
         """SIGTERM: drain, then end."""
         self._stopping.set()
+
+    def on_engine_event(self, listener: Callable[[ipc.Event], None]) -> None:
+        """Have every event of the engine told to one more listener, for tools and tests."""
+        self._listeners.append(listener)
+
+    @property
+    def num_attempts(self) -> int:
+        """Attempts that the protocol core knows, ended but not forgotten ones included."""
+        return 0 if self._parts is None else self._parts.core.num_attempts
 
     async def run(self) -> None:
         """Live. Raises EngineLostError or OSError; returns after `stop`."""
@@ -97,9 +107,11 @@ class Worker:
                 self.status.observe_step(event)
             case ipc.Counters(values=values):
                 self._metrics.engine.counters.values.update(values)
-        if self._jobs is not None and self._parts is not None:
-            self._jobs.dispatch(event)
+        if self.jobs is not None and self._parts is not None:
+            self.jobs.dispatch(event)
             self._parts.on_engine_event(event)
+        for listener in self._listeners:
+            listener(event)
 
     # ------------------------------------------------------------------------------------------------------- serving
 
@@ -138,7 +150,7 @@ class Worker:
         )
         parts = self._build(context)
         service.core, service.peers, service.jobs = parts.core, parts.peers, jobs
-        self._parts, self._jobs, self._service, self.status.router = parts, jobs, service, jobs.router
+        self._parts, self.jobs, self._service, self.status.router = parts, jobs, service, jobs.router
         self.status.sample()
         self._add_services(WorkerServicer(service, folder))
         return service, jobs

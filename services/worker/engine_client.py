@@ -106,7 +106,7 @@ class EngineClient:
         sent = cast("asyncio.Future[object]", self._socket.send(frame, zmq.DONTWAIT))
         if isinstance(sent.exception(), zmq.Again):
             log.critical("the engine takes no commands: %d frames wait, or it never connected", HIGH_WATER_MARK)
-            self._kill()
+            self.kill()
 
     async def run(self, dispatch: Callable[[Event], None]) -> None:
         """Hand every event to `dispatch`, in order, until `stop`. Raises EngineLostError if the engine ends before."""
@@ -160,12 +160,13 @@ class EngineClient:
             return await asyncio.wait_for(self._process.wait(), _EXIT_GRACE_S)
         except TimeoutError:
             log.error("the engine ignored Shutdown for %.0f s; killing it", _EXIT_GRACE_S)  # noqa: TRY400
-            self._kill()
+            self.kill()
             return await self._process.wait()
         finally:
             self._close()
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End the engine at once; `run` raises."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, 9)

@@ -45,6 +45,11 @@ class Core(Protocol):
 
     draining: bool
 
+    @property
+    def num_attempts(self) -> int:
+        """Attempts that are known, ended but not forgotten ones included."""
+        ...
+
     def master_hello(self, ref: MasterRef, session: int, live: list[LiveAttempt], now: float) -> list[fx.Effect]:
         """A session to a master begins."""
         ...
@@ -189,8 +194,12 @@ class WorkerService:
             await asyncio.sleep(due - loop.time())
             self.hand_in(self.core.tick)
             self._status.sample()
-            for master, (_, session) in self._sessions.items():
-                session.outbox.say(self._heartbeat(master))
+            self.tell_masters()
+
+    def tell_masters(self) -> None:
+        """Say how this worker is, on the beat or when it has changed in a way that masters wait for."""
+        for master, (_, session) in self._sessions.items():
+            session.outbox.say(self._heartbeat(master))
 
     def _heartbeat(self, master: MasterRef) -> Heartbeat:
         status = self._status
@@ -252,8 +261,7 @@ class WorkerService:
         self.core.draining = True
         if self._is_idle():
             self.drained.set()
-        for master, (_, session) in self._sessions.items():
-            session.outbox.say(self._heartbeat(master))
+        self.tell_masters()
 
     def close_sessions(self) -> None:
         """End all streams once what waits has been written."""

@@ -60,6 +60,8 @@ class Script:
     failure: SluiceError | None = None
     hang_after: int | None = None
     """Batches before nothing more comes until aclose."""
+    endless: bool = False
+    """Begin again at the output's end, as long as anybody reads."""
 
 
 class FakeDispatcher:
@@ -114,6 +116,8 @@ class FakeGeneration:
 
     def _next(self, choice: int) -> Delta:
         first, output = self._sent[choice], self._outputs[choice]
+        if self._script.endless:
+            first %= len(output) - self._script.step
         ids = output[first : first + self._script.step]
         text, lengths = "", []
         for token in ids:

@@ -6,8 +6,8 @@
                                        resumes (`decoding`)                    its master
     Abort, not named by its master, master silent: from any state back to nothing, with a tombstone.
 
-Pure: messages, events and `now` in, effects out (`effects`). The caller is the mixed service, in the control process, on
-its event loop.
+Pure: messages, events and `now` in, effects out (`effects`). The caller is the mixed service, in the control process,
+on its event loop.
 """
 
 from collections.abc import Callable
@@ -79,6 +79,11 @@ class LocalAttempts:
             case Reconcile(live=live):
                 self._masters.reconcile(ref, live, now)
         return self._take()
+
+    @property
+    def num_attempts(self) -> int:
+        """Attempts that are known, ended but not forgotten ones included."""
+        return len(self._masters.attempts)
 
     def held(self, ref: MasterRef) -> list[AttemptKey]:
         """For the heartbeat to this master."""

@@ -43,7 +43,8 @@ class Gateway:
         self.metrics = metrics
         self.started_at = time.time()
         self._dispatcher = dispatcher
-        self._num_active = 0
+        self.num_active = 0
+        """Generations in work."""
 
     async def target(self, name: str | None) -> Target:
         """The model of a request; without a name, the one there is.
@@ -67,16 +68,16 @@ class Gateway:
 
         Raises OverloadedError at the limit of requests in work, and what the dispatcher raises.
         """
-        if self._num_active >= self.config.max_queue:
-            raise OverloadedError(f"{self._num_active} requests are in work, which is the limit", retry_after_s=1.0)
-        self._num_active += 1
+        if self.num_active >= self.config.max_queue:
+            raise OverloadedError(f"{self.num_active} requests are in work, which is the limit", retry_after_s=1.0)
+        self.num_active += 1
         self.metrics.active.inc()
         live = LiveRequest(request, self.metrics, api=api, arrived=arrived, on_end=self._ended)
         await live.dispatch(self._dispatcher)
         return live
 
     def _ended(self) -> None:
-        self._num_active -= 1
+        self.num_active -= 1
         self.metrics.active.dec()
 
 

@@ -24,9 +24,12 @@ class _QuietServer(uvicorn.Server):
 class HttpServer:
     """Serves one ASGI application on one listening socket until it is stopped."""
 
-    def __init__(self, app: Any, host: str, port: int, *, drain_s: float) -> None:  # noqa: ANN401 - uvicorn's own type
-        """Binds at once, so that a taken port is an error of the start. Port 0 takes a free one. Raises OSError."""
-        self._socket = _listen(host, port)
+    def __init__(self, app: Any, host: str, port: int, *, drain_s: float, stall_s: float) -> None:  # noqa: ANN401
+        """Binds at once, so that a taken port is an error of the start. Port 0 takes a free one. Raises OSError.
+
+        `stall_s`: how long a client may read nothing of what waits for it before its connection is closed.
+        """
+        self._socket = _listen(host, port, stall_s)
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -63,11 +66,15 @@ class HttpServer:
         self._server.should_exit = True
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, stall_s: float) -> socket.socket:
+    """Accepted connections inherit the options. The kernel itself ends one on which nothing is acknowledged or whose
+    window stays shut for the stall time (DESIGN R15); the handler then sees a client that went away."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; elsewhere the request's own deadline ends it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stall_s * 1000))
     try:
         listener.bind((host, port))
     except OSError:

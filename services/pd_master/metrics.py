@@ -24,7 +24,6 @@ class GatewayMetrics:
         self.inter_token = series.seconds("gateway_inter_token_seconds", "Between a choice's tokens")
         self.end_to_end = series.seconds("gateway_request_seconds", "From a request's arrival to its end")
         self.stage = series.seconds("gateway_stage_seconds", "Time spent queued, in prefill, in transfer", ("stage",))
-        self.stalled = series.counter("gateway_stalled_clients_total", "Streams ended because nobody read them")
 
     def count_http(self, path: str, status: int) -> None:
         """One HTTP answer; `path` is a known route or `other`."""

@@ -71,6 +71,8 @@ class FakeDispatcher:
         self.script = Script()
         self.requests: list[Request] = []
         self.generations: list[FakeGeneration] = []
+        self.submitted: asyncio.Queue[FakeGeneration] = asyncio.Queue()
+        """Each new generation, for tests that wait for one."""
         self._vocabulary = vocabulary
 
     async def submit(self, request: Request) -> "FakeGeneration":
@@ -79,6 +81,7 @@ class FakeDispatcher:
             raise self.script.refuse
         generation = FakeGeneration(request, self.script, self._vocabulary)
         self.generations.append(generation)
+        self.submitted.put_nowait(generation)
         return generation
 
 

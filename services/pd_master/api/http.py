@@ -43,7 +43,6 @@ class HttpCall:
         "method",
         "path",
         "scope",
-        "sending_since",
         "started",
         "status",
     )
@@ -61,8 +60,6 @@ class HttpCall:
         self.finished = False
         """Everything has been handed to the server."""
         self.status = 0
-        self.sending_since: float | None = None
-        """When the write that is still waiting for the client began (loop time)."""
 
     def header(self, name: bytes) -> str:
         """A request header by its lower-case name; empty when absent."""
@@ -114,9 +111,7 @@ class HttpCall:
 
     async def write(self, events: bytes) -> None:
         """Send encoded events; waits while the client's socket is full."""
-        self.sending_since = asyncio.get_running_loop().time()
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
-        self.sending_since = None
 
     async def end(self, events: bytes = b"") -> None:
         """Send the last events and end the stream."""

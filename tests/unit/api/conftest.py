@@ -60,7 +60,7 @@ async def server(tiny_model: Path, config: GatewayConfig) -> AsyncIterator[Api]:
     models = FakeModels()
     gateway = Gateway(config, models, dispatcher, tokenizers, metrics)
     health = HealthEndpoint(metrics)
-    http_server = HttpServer(build_app(gateway, health), "127.0.0.1", 0, drain_s=1)
+    http_server = HttpServer(build_app(gateway, health), "127.0.0.1", 0, drain_s=1, stall_s=config.client_stall_s)
     serving = asyncio.create_task(http_server.serve())
     await http_server.started()
     url = f"http://127.0.0.1:{http_server.port}"
@@ -79,6 +79,8 @@ def api(server: Api, tiny_model: Path) -> Api:
     server.dispatcher.script = Script()
     server.dispatcher.requests.clear()
     server.dispatcher.generations.clear()
+    while not server.dispatcher.submitted.empty():
+        server.dispatcher.submitted.get_nowait()
     return server
 
 

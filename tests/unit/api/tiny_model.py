@@ -24,6 +24,11 @@ def write_tiny_model(folder: Path, template: str = CHATML) -> Path:
     tokenizer.train_from_iterator(_TEXTS, trainer)
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"chat_template": template, "bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}}
+    config = {
+        "chat_template": template,
+        "bos_token": "<|im_start|>",
+        "eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "special": True},
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder

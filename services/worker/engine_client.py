@@ -76,8 +76,9 @@ class EngineClient:
         self._socket.bind(address)
         self._process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE)
         assert self._process.stdin is not None
-        # On stdin, since others can read argv; it stays open, and its end tells the engine that this process is gone.
-        self._process.stdin.write(msgspec.json.encode({**self._config, "endpoint": address}) + b"\n")
+        # On stdin, since others can read argv.
+        self._process.stdin.write(msgspec.json.encode({**self._config, "endpoint": address}))
+        self._process.stdin.close()
         self._heard_at = time.monotonic()
         log.info("engine started, pid %s", self._process.pid)
 

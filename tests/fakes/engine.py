@@ -2,12 +2,13 @@
 
     python -m tests.fakes.engine [--step-s 0.001] [--num-slots 4096] [--chunk-tokens 256] [--load-s 0]
 
-Started by `EngineClient` exactly like the real engine: the start document comes on stdin, whose end ends this process.
+Started by `EngineClient` exactly like the real engine: its configuration comes on stdin.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -48,8 +49,9 @@ class FakeEngine:
     def __init__(self, options: argparse.Namespace, start: dict[str, Any]) -> None:
         self._options = options
         self._state = FakeState(options.num_slots, options.chunk_tokens)
+        self._endpoint: str = start["endpoint"]
+        self._parent = os.getppid()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
-        self._socket.connect(start["endpoint"])
         self._outbox: list[Event] = []
         self._peers: dict[str, asyncio.StreamWriter] = {}
         self._sent: set[tuple[int, Place]] = set()
@@ -57,14 +59,17 @@ class FakeEngine:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> None:
-        """Until Shutdown."""
+    async def run(self) -> int:
+        """Until Shutdown (0), or until the control process is gone (1)."""
+        self._socket.connect(self._endpoint)
         server = await asyncio.start_server(self._serve_transfer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         await asyncio.sleep(self._options.load_s)
         self._emit(self._ready(port))
         commands = asyncio.create_task(self._take_commands())
         while not commands.done():
+            if os.getppid() != self._parent:
+                return 1
             self._wake.clear()
             self._flush()
             if not self._state.busy:
@@ -73,6 +78,7 @@ class FakeEngine:
             await asyncio.sleep(self._options.step_s)
             self._step()
         commands.result()
+        return 0
 
     def _ready(self, port: int) -> EngineReady:
         fingerprint = self._options.fingerprint
@@ -190,16 +196,10 @@ class FakeEngine:
         writer.close()
 
 
-async def _main(options: argparse.Namespace) -> int:
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    engine = FakeEngine(options, json.loads(await reader.readline()))
-    running = asyncio.create_task(engine.run())
-    orphaned = asyncio.create_task(reader.read())
-    await asyncio.wait({running, orphaned}, return_when=asyncio.FIRST_COMPLETED)
-    if running.done():
-        running.result()
-    return 0 if running.done() else 1
+def main(arguments: list[str]) -> int:
+    """Run until Shutdown: 0; or until the control process is gone: 1."""
+    engine = FakeEngine(parse(arguments), json.load(sys.stdin))
+    return asyncio.run(engine.run())
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -216,4 +216,4 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(_main(parse(sys.argv[1:]))))
+    sys.exit(main(sys.argv[1:]))

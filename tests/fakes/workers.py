@@ -70,8 +70,8 @@ class RunningWorker:
     async def until_empty(self) -> None:
         """Wait until engine, Router and core hold nothing, and all slots are free."""
         async with asyncio.timeout(20):
-            while not await self._is_empty():
-                await asyncio.sleep(0.05)  # noqa: ASYNC110 - the engine is asked again each time
+            while not await self._is_empty():  # noqa: ASYNC110 - the engine is asked again each time
+                await asyncio.sleep(0.05)
 
     async def _is_empty(self) -> bool:
         answer = await self.integrity()

@@ -58,7 +58,7 @@ async def test_every_choice_is_a_sequence_of_its_own() -> None:
         request = make_request([5, 6, 7], 9, n=3)
         m.submit(request, p.address, d.address)
         seen = await m.finished(request)
-
+        assert seen.tokens == {choice: fake_output([5, 6, 7], 9, choice) for choice in range(3)}
         await asyncio.gather(p.until_empty(), d.until_empty())
 
 

@@ -221,6 +221,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     proven: list[ProvenPair]
     held: list[AttemptKey]
     """Attempts of this master that the worker knows, in any state, ended but not yet forgotten ones included."""
+    drain_left_s: float = 0.0
+    """While draining: until the worker ends, whatever still decodes on it (R17)."""
 
 
 class AttemptDelta(msgspec.Struct, frozen=True):

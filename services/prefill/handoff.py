@@ -182,7 +182,8 @@ class PrefillHandoff:
     # ---------------------------------------------------------------------------------------------------- from decode
 
     def peer_hello(self, worker: WorkerRef, session: int, now: float) -> list[Effect]:
-        """A session to a decode worker begins: what is unanswered is said again, what an earlier start granted is lost."""
+        """A session to a decode worker begins: what is unanswered is said again, what an earlier start granted is
+        lost."""
         self._peers.hello(worker, session)
         for one in list(self._placed()):
             if one.decode.worker == worker:

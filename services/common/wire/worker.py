@@ -106,13 +106,15 @@ def _heartbeat_to_proto(heartbeat: Heartbeat) -> pb.WorkerHeartbeat:
         draining=heartbeat.draining,
         proven=proven,
         held=[key_to_proto(key) for key in heartbeat.held],
+        drain_left_s=heartbeat.drain_left_s,
     )
 
 
 def _heartbeat_from_proto(proto: pb.WorkerHeartbeat) -> Heartbeat:
     proven = [ProvenPair(worker_ref_from_proto(pair.worker), pair.lane, pair.gb_per_s) for pair in proto.proven]
     held = [key_from_proto(key) for key in proto.held]
-    return Heartbeat(_load_from_proto(proto.load), proto.engine_age_s, proto.ready, proto.draining, proven, held)
+    load = _load_from_proto(proto.load)
+    return Heartbeat(load, proto.engine_age_s, proto.ready, proto.draining, proven, held, proto.drain_left_s)
 
 
 def _load_to_proto(load: Load) -> pb.WorkerLoad:

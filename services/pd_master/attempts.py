@@ -1,0 +1,320 @@
+"""The master's side of the protocol: every request's attempts, and what its client gets of them.
+
+An attempt goes  SENT -Queued-> QUEUED -Prefilling-> PREFILLING -Placed-> PLACED -Joined-> JOINED  on what its workers
+say. It ends when all its choices have been delivered, or by any loss; and there is one answer to a loss, in every stage
+and for every cause: a new attempt = the request + the output that the client has (`Recovery.retry`). A computed prompt
+is kept where a decode worker refuses or is lost before it joined: a Redirect names another one (`Recovery.redirect`).
+
+What the master believes of a worker is named to it at each hello and each second; what the worker's heartbeats leave
+out twice is lost (DESIGN R7, R8). Abort also says thanks: whoever holds output of an attempt keeps it until the master
+has it all.
+
+Pure: messages and `now` in, effects out (`services.pd_master.effects`). The caller is the dispatcher, on the event loop
+of the master process."""
+
+from services.common.errors import DeadlineError
+from services.common.messages import (
+    Abort,
+    AttemptDelta,
+    AttemptEvent,
+    Deltas,
+    Failed,
+    FailureCause,
+    Heartbeat,
+    Joined,
+    Placed,
+    PlacementRefused,
+    Prefilling,
+    Queued,
+    Reconcile,
+    RefusalReason,
+    Refused,
+    WorkerMessage,
+    WorkerRef,
+)
+from services.common.request import Request
+from services.pd_master.attempt_index import AttemptIndex
+from services.pd_master.delivery import Choice, Fault
+from services.pd_master.effects import Cached, Deliver, Effect, End, Send
+from services.pd_master.inflight import Branch, Chooser, Inflight, MasterAttempt, Stage
+from services.pd_master.pending_load import PendingLoad
+from services.pd_master.recovery import BudgetDue, DeadlineDue, Due, Recovery, RedirectDue, RetryDue, overloaded
+from services.pd_master.timers import Timers
+
+_MISSES = 2
+HANDOVER_LEAD_S = 10.0
+"""So long before a draining worker ends, its sequences start to move, spread over the time that is left (DESIGN
+R17)."""
+
+
+class Attempts:
+    """All requests of one master, and where they are."""
+
+    def __init__(self, chooser: Chooser, pending: PendingLoad) -> None:
+        self._pending = pending
+        self._effects: list[Effect] = []
+        self._timers: Timers[Due] = Timers()
+        self._index = AttemptIndex(pending)
+        self._recovery = Recovery(chooser, self._index, self._timers, self._emit)
+        self._inflights: dict[str, Inflight] = {}
+        self._chooser = chooser
+
+    def __len__(self) -> int:
+        return len(self._inflights)
+
+    # --------------------------------------------------------------------------------------------------- from clients
+
+    def submit(self, request: Request, now: float) -> list[Effect]:
+        """Start a request. Raises NoWorkerError, OverloadedError, ContextLengthError, and then knows nothing of it."""
+        inflight = Inflight(request, now)
+        choices = {index: Choice(index) for index in range(request.num_choices)}
+        branch = Branch(inflight, request.request_id, choices)
+        pair = self._recovery.choose(branch)
+        inflight.branches.append(branch)
+        self._inflights[request.request_id] = inflight
+        self._timers.add(now + request.deadline_s, DeadlineDue(request.request_id))
+        self._timers.add(now + request.queue_budget_s, BudgetDue(request.request_id))
+        self._recovery.start(branch, pair, now)
+        return self._take()
+
+    def abort(self, request_id: str) -> list[Effect]:
+        """The client is gone: end all that is left of its request. Unknown ids are ignored."""
+        inflight = self._inflights.pop(request_id, None)
+        if inflight is not None:
+            self._recovery.close(inflight)
+        return self._take()
+
+    # --------------------------------------------------------------------------------------------------- from workers
+
+    def reconcile(self, worker: WorkerRef) -> Reconcile:
+        """What the worker is told each second; its `live` also goes into a hello."""
+        return self._index.reconcile(worker)
+
+    def worker_lost(self, worker: WorkerRef, now: float, *, crashed: bool) -> list[Effect]:
+        """This start of a worker is gone, or has forgotten this master's attempts."""
+        for attempt in list(self._index.on(worker).values()):
+            was_inside = attempt.stage >= (Stage.PREFILLING if worker == attempt.pair.prefill else Stage.JOINED)
+            if worker == attempt.pair.prefill or was_inside:
+                crash = worker.incarnation if crashed and was_inside and not self._is_beyond(attempt, worker) else None
+                self._recovery.lost(attempt, now, exclude=worker, crash=crash)
+            else:
+                self._decode_lost(attempt, worker, now)
+        return self._take()
+
+    def from_worker(self, worker: WorkerRef, message: WorkerMessage, now: float) -> list[Effect]:
+        """Anything but a hello."""
+        if isinstance(message, Deltas):
+            for one in message.deltas:
+                self._delta(worker, one, now)
+        elif isinstance(message, Heartbeat):
+            self._heartbeat(worker, message, now)
+        elif not isinstance(message, AttemptEvent):
+            raise TypeError(f"{type(message).__name__} is no message of a session under way")
+        else:
+            attempt = self._index.find(message.key, worker)
+            if attempt is not None:
+                self._event(attempt, worker, message, now)
+        return self._take()
+
+    # --------------------------------------------------------------------------------------------------------- output
+
+    def _delta(self, worker: WorkerRef, one: AttemptDelta, now: float) -> None:
+        attempt = self._index.find(one.key, worker)
+        choice = None if attempt is None else attempt.branch.choices.get(one.delta.choice)
+        if attempt is None or choice is None:
+            return
+        new = choice.take(one.delta)
+        if isinstance(new, Fault):
+            self._recovery.lost(attempt, now)
+            return
+        branch = attempt.branch
+        if branch.previous is not None and attempt is branch.current and worker == (attempt.decode or worker):
+            self._recovery.drop(branch.previous)
+            branch.previous = None
+        if new is None:
+            return
+        self._effects.append(Deliver(branch.inflight.request.request_id, new))
+        if new.finish is not None:
+            self._choice_finished(attempt)
+
+    def _choice_finished(self, attempt: MasterAttempt) -> None:
+        branch = attempt.branch
+        if branch.unfinished():
+            self._release_prefill(attempt)
+            return
+        self._recovery.close_branch(branch)
+        inflight = branch.inflight
+        if not any(one.unfinished() for one in inflight.branches):
+            inflight.is_over = True
+            self._emit(End(inflight.request.request_id))
+
+    def _release_prefill(self, attempt: MasterAttempt) -> None:
+        """Once joined, the prefill worker is needed only for choices that ended with their first token, until they are
+        here."""
+        on_prefill = [one.index for one in attempt.branch.unfinished() if one.index not in attempt.joined_choices]
+        if attempt.stage is Stage.JOINED and not attempt.is_prefill_done and not on_prefill:
+            self._index.prefill_done(attempt)
+            self._emit(Send(attempt.pair.prefill, Abort([attempt.key])))
+
+    # --------------------------------------------------------------------------------------------------------- events
+
+    def _event(self, attempt: MasterAttempt, worker: WorkerRef, event: AttemptEvent, now: float) -> None:
+        match event:
+            case Queued():
+                self._index.reached(attempt, Stage.QUEUED)
+            case Prefilling(cached_tokens=cached):
+                self._index.reached(attempt, Stage.PREFILLING)
+                self._cached(attempt, cached)
+            case Placed(decode=decode) if decode == attempt.decode:
+                self._index.reached(attempt, Stage.PLACED)
+            case Joined(choices=choices, cached_tokens=cached):
+                self._index.reached(attempt, Stage.JOINED)
+                attempt.joined_choices = frozenset(choices)
+                self._cached(attempt, cached)
+                self._release_prefill(attempt)
+            case PlacementRefused():
+                self._placement_refused(attempt, event, now)
+            case Refused():
+                self._refused(attempt, worker, event, now)
+            case Failed():
+                self._failed(attempt, worker, event, now)
+
+    def _cached(self, attempt: MasterAttempt, num_tokens: int) -> None:
+        inflight = attempt.branch.inflight
+        if not inflight.has_cached_tokens:
+            inflight.has_cached_tokens = True
+            self._emit(Cached(inflight.request.request_id, num_tokens))
+
+    def _placement_refused(self, attempt: MasterAttempt, event: PlacementRefused, now: float) -> None:
+        if attempt.stage is Stage.JOINED:  # it did join: the decode worker's word is the newer one
+            return
+        shed = event.reason in {RefusalReason.QUEUE_FULL, RefusalReason.TOO_LARGE}
+        error = overloaded(event.message, event.retry_after_s) if shed else None
+        if attempt is attempt.branch.current and attempt.branch.previous is None:
+            self._recovery.redirect(attempt, now, attempt.decode, error)
+        else:
+            self._recovery.lost(attempt, now, exclude=attempt.decode)
+
+    def _refused(self, attempt: MasterAttempt, worker: WorkerRef, event: Refused, now: float) -> None:
+        shed = event.reason in {RefusalReason.QUEUE_FULL, RefusalReason.TOO_LARGE}
+        error = overloaded(event.message, event.retry_after_s) if shed else None
+        exclude = None if event.reason is RefusalReason.STALE else worker
+        self._recovery.lost(attempt, now, exclude=exclude, shed=error)
+
+    def _failed(self, attempt: MasterAttempt, worker: WorkerRef, event: Failed, now: float) -> None:
+        unknown = event.cause is FailureCause.UNKNOWN_ATTEMPT
+        if unknown and worker == attempt.decode and attempt.stage < Stage.PLACED:
+            return  # the reservation has not come there yet
+        if unknown and worker == attempt.pair.prefill and attempt.stage >= Stage.PLACED:
+            self._index.prefill_done(attempt)  # it may have joined: the decode worker knows
+            return
+        crash = f"{attempt.key}" if event.cause is FailureCause.ENGINE else None
+        self._recovery.lost(attempt, now, exclude=None if unknown else worker, crash=crash)
+
+    def _decode_lost(self, attempt: MasterAttempt, worker: WorkerRef, now: float) -> None:
+        if attempt is attempt.branch.current and attempt.branch.previous is None and not attempt.is_prefill_done:
+            self._recovery.redirect(attempt, now, worker)
+        else:
+            self._recovery.lost(attempt, now, exclude=worker)
+
+    @staticmethod
+    def _is_beyond(attempt: MasterAttempt, worker: WorkerRef) -> bool:
+        """Whether the attempt has left this worker's engine already."""
+        return worker == attempt.pair.prefill and attempt.stage is Stage.JOINED
+
+    # ----------------------------------------------------------------------------------------------------- heartbeats
+
+    def _heartbeat(self, worker: WorkerRef, heartbeat: Heartbeat, now: float) -> None:
+        self._pending.heartbeat(worker)
+        held = set(heartbeat.held)
+        believed = self._index.on(worker)
+        unknown = [key for key in heartbeat.held if key not in believed]
+        if unknown:
+            self._emit(Send(worker, Abort(unknown)))
+        for attempt in list(believed.values()):
+            if attempt.key in held or (worker == attempt.decode and attempt.stage < Stage.PLACED):
+                attempt.misses.pop(worker, None)
+            else:
+                self._missed(attempt, worker, now)
+        if heartbeat.draining and heartbeat.drain_left_s < HANDOVER_LEAD_S:
+            self._hand_over(worker, heartbeat.drain_left_s, now)
+
+    def _missed(self, attempt: MasterAttempt, worker: WorkerRef, now: float) -> None:
+        misses = attempt.misses[worker] = attempt.misses.get(worker, 0) + 1
+        if misses < _MISSES:
+            return
+        if worker == attempt.pair.prefill and attempt.stage >= Stage.PLACED:
+            self._index.prefill_done(attempt)
+        else:
+            self._recovery.lost(attempt, now)
+
+    def _hand_over(self, worker: WorkerRef, left_s: float, now: float) -> None:
+        """Start the sequences of a worker that will end elsewhere, a share each second."""
+        decoding = [attempt for attempt in self._index.on(worker).values() if self._decodes_on(attempt, worker)]
+        share = -(-len(decoding) // max(int(left_s) - 1, 1))
+        for attempt in decoding[:share]:
+            branch = attempt.branch
+            branch.excluded.add(worker)
+            if len(branch.unfinished()) > 1:
+                self._recovery.lost(attempt, now)
+            else:
+                self._recovery.overlap(branch, now)
+
+    @staticmethod
+    def _decodes_on(attempt: MasterAttempt, worker: WorkerRef) -> bool:
+        is_current = attempt is attempt.branch.current and attempt.branch.previous is None
+        if attempt.decode is None:
+            return is_current and attempt.stage >= Stage.PREFILLING
+        return is_current and worker == attempt.decode and attempt.stage is Stage.JOINED
+
+    # --------------------------------------------------------------------------------------------------------- timers
+
+    @property
+    def next_timer_s(self) -> float | None:
+        """When `tick` has something to do next."""
+        return self._timers.next_s
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what is due."""
+        for due in self._timers.pop_due(now):
+            match due:
+                case RetryDue(branch=branch):
+                    self._recovery.retry(branch, now)
+                case RedirectDue(attempt=attempt):
+                    if attempt is attempt.branch.current and attempt.waits_for_redirect:
+                        self._recovery.redirect(attempt, now)
+                case DeadlineDue(request_id=request_id):
+                    self._deadline(request_id)
+                case BudgetDue(request_id=request_id):
+                    self._budget(request_id, now)
+        return self._take()
+
+    def _deadline(self, request_id: str) -> None:
+        inflight = self._inflights.get(request_id)
+        if inflight is not None:
+            limit_s = inflight.request.deadline_s
+            self._recovery.fail(inflight, DeadlineError(f"the request's deadline of {limit_s:g} s has passed"))
+
+    def _budget(self, request_id: str, now: float) -> None:
+        """The prompt waits for compute, or computed for a decode worker, and the client has nothing yet."""
+        inflight = self._inflights.get(request_id)
+        if inflight is None or inflight.num_delivered:
+            return
+        budget_s = inflight.request.queue_budget_s
+        attempt = inflight.branches[0].current
+        if attempt is not None and attempt.stage is Stage.PREFILLING and now - inflight.accepted_s < 2 * budget_s:
+            self._timers.add(now + budget_s, BudgetDue(request_id))
+        elif attempt is None or attempt.stage < Stage.PLACED:
+            self._recovery.fail(inflight, overloaded(f"no place was found within {budget_s:g} s", None))
+
+    # ------------------------------------------------------------------------------------------------------- plumbing
+
+    def _emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
+        if isinstance(effect, End):
+            self._inflights.pop(effect.request_id, None)
+
+    def _take(self) -> list[Effect]:
+        effects = self._effects[:]
+        self._effects.clear()
+        return effects

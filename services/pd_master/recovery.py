@@ -1,0 +1,259 @@
+"""Starting attempts, and starting them again: the one recovery operation (DESIGN section 3, R11, R12).
+
+A request that has lost its place and finds no other waits, trying again each `RETRY_S`, for at most `PATIENCE_S`; then
+it fails. Refused for load before anything was delivered, it fails at once: the client should come back later, not wait
+here."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from services.common.errors import NoWorkerError, OverloadedError, SluiceError, WorkerFailedError
+from services.common.messages import Abort, Redirect, WorkerRef
+from services.pd_master.attempt_index import AttemptIndex
+from services.pd_master.effects import Effect, End, Send
+from services.pd_master.inflight import Branch, Chooser, Inflight, MasterAttempt, Pair, Stage
+from services.pd_master.timers import Timers
+
+RETRY_S = 0.25
+PATIENCE_S = 5.0
+MAX_CRASHES = 2
+"""A request that was in two engines when they crashed is not tried on a third (DESIGN R12)."""
+MAX_ATTEMPTS = 32
+"""Of one branch, whatever they ended from: beyond it something is wrong that another attempt does not mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDue:
+    """A branch without a place should look for one again."""
+
+    branch: Branch
+
+
+@dataclass(frozen=True, slots=True)
+class RedirectDue:
+    """An attempt whose prompt is computed should look for a decode worker again."""
+
+    attempt: MasterAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineDue:
+    """A request may not take longer. By id: it is over long before, most times, and should not be kept in memory."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetDue:
+    """A request may not wait longer for its prefill, or its prompt for a decode worker."""
+
+    request_id: str
+
+
+Due: TypeAlias = RetryDue | RedirectDue | DeadlineDue | BudgetDue
+
+
+class Recovery:
+    """Part of `Attempts`: the only place where attempts begin and end."""
+
+    def __init__(
+        self, chooser: Chooser, index: AttemptIndex, timers: Timers[Due], emit: Callable[[Effect], None]
+    ) -> None:
+        self._chooser = chooser
+        self._index = index
+        self._timers = timers
+        self._emit = emit
+
+    # ---------------------------------------------------------------------------------------------------------- begin
+
+    def choose(self, branch: Branch) -> Pair:
+        """Raises what the chooser raises."""
+        return self._chooser.pair(branch.inflight.request, branch.num_delivered, frozenset(branch.excluded))
+
+    def start(self, branch: Branch, pair: Pair, now: float) -> None:
+        """Send an attempt on its way."""
+        branch.in_trouble_since = None
+        attempt = MasterAttempt(branch.next_key(), branch, pair)
+        branch.current = attempt
+        self._index.add(attempt)
+        self._emit(Send(pair.prefill, branch.submit(attempt, now)))
+
+    def overlap(self, branch: Branch, now: float) -> None:
+        """Start the next attempt while the current one goes on, if there is a place (DESIGN R17)."""
+        try:
+            pair = self.choose(branch)
+        except SluiceError:
+            return
+        branch.previous = branch.current
+        self.start(branch, pair, now)
+
+    def retry(self, branch: Branch, now: float) -> None:
+        """Another attempt for a branch that has none."""
+        if branch.inflight.is_over or branch.current is not None:
+            return
+        if branch.num_attempts >= MAX_ATTEMPTS:
+            self.fail(branch.inflight, WorkerFailedError(f"{MAX_ATTEMPTS} attempts failed"))
+            return
+        try:
+            pair = self.choose(branch)
+        except SluiceError as error:
+            branch.excluded.clear()
+            if self._has_patience(branch, now):
+                self._timers.add(now + RETRY_S, RetryDue(branch))
+            elif branch.inflight.num_delivered:
+                self.fail(branch.inflight, WorkerFailedError(f"workers were lost, none took over: {error.message}"))
+            else:
+                self.fail(branch.inflight, error)
+            return
+        self.start(branch, pair, now)
+
+    def _has_patience(self, branch: Branch, now: float) -> bool:
+        if branch.in_trouble_since is None:
+            branch.in_trouble_since = now
+        return now - branch.in_trouble_since < PATIENCE_S
+
+    # ----------------------------------------------------------------------------------------------------------- loss
+
+    def lost(
+        self,
+        attempt: MasterAttempt,
+        now: float,
+        *,
+        exclude: WorkerRef | None = None,
+        crash: Hashable = None,
+        shed: OverloadedError | None = None,
+    ) -> None:
+        """An attempt is over before its time. `crash` names the crash that took it; `shed` is what the client hears
+        when a worker refused for load, nothing was delivered and no other takes it."""
+        branch = attempt.branch
+        inflight = branch.inflight
+        self.drop(attempt)
+        if exclude is not None:
+            branch.excluded.add(exclude)
+        if crash is not None:
+            inflight.crashes.add(str(crash))
+        if attempt is branch.previous:
+            branch.previous = None
+        elif branch.previous is not None:
+            branch.current, branch.previous = branch.previous, None
+        elif len(inflight.crashes) >= MAX_CRASHES:
+            self.fail(inflight, WorkerFailedError(f"{MAX_CRASHES} engines crashed while they held this request"))
+        else:
+            branch.current = None
+            self._replace(branch, now, shed)
+
+    def _replace(self, branch: Branch, now: float, shed: OverloadedError | None) -> None:
+        if shed is None or branch.inflight.num_delivered:
+            for one in _split(branch):
+                self.retry(one, now)
+            return
+        try:
+            pair = self.choose(branch)
+        except SluiceError:
+            self.fail(branch.inflight, shed)
+            return
+        self.start(branch, pair, now)
+
+    def redirect(
+        self, attempt: MasterAttempt, now: float, exclude: WorkerRef | None = None, shed: OverloadedError | None = None
+    ) -> None:
+        """The prompt's KV stays where it is; another decode worker takes the second half."""
+        branch = attempt.branch
+        attempt.waits_for_redirect = False
+        if exclude is not None:
+            branch.excluded.add(exclude)
+        try:
+            peer = self._chooser.decode(branch.inflight.request, attempt.pair.prefill, frozenset(branch.excluded))
+        except SluiceError:
+            self._wait_for_decode(attempt, now, shed)
+            return
+        if branch.num_attempts >= MAX_ATTEMPTS:
+            self.fail(branch.inflight, WorkerFailedError(f"{MAX_ATTEMPTS} attempts failed"))
+            return
+        self._move(attempt, Pair(attempt.pair.prefill, peer))
+
+    def _move(self, attempt: MasterAttempt, pair: Pair) -> None:
+        branch = attempt.branch
+        self._index.remove(attempt)
+        if attempt.decode is not None:
+            self._emit(Send(attempt.decode, Abort([attempt.key])))
+        branch.in_trouble_since = None
+        moved = MasterAttempt(branch.next_key(), branch, pair, min(attempt.stage, Stage.PREFILLING))
+        branch.current = moved
+        self._index.add(moved)
+        assert pair.decode is not None
+        self._emit(Send(pair.prefill, Redirect(attempt.key, moved.key.attempt, pair.decode)))
+
+    def _wait_for_decode(self, attempt: MasterAttempt, now: float, shed: OverloadedError | None) -> None:
+        branch = attempt.branch
+        if shed is not None and not branch.inflight.num_delivered:
+            self.fail(branch.inflight, shed)
+            return
+        branch.excluded.clear()
+        if self._has_patience(branch, now):
+            attempt.waits_for_redirect = True
+            self._timers.add(now + RETRY_S, RedirectDue(attempt))
+        else:
+            self.lost(attempt, now)
+
+    # ------------------------------------------------------------------------------------------------------------ end
+
+    def drop(self, attempt: MasterAttempt) -> None:
+        """Forget an attempt, here and on its workers."""
+        if not self._index.remove(attempt):
+            return
+        if not attempt.is_prefill_done:
+            self._emit(Send(attempt.pair.prefill, Abort([attempt.key])))
+        if attempt.decode is not None:
+            self._emit(Send(attempt.decode, Abort([attempt.key])))
+
+    def close_branch(self, branch: Branch) -> None:
+        """Nothing of it goes on."""
+        for attempt in (branch.current, branch.previous):
+            if attempt is not None:
+                self.drop(attempt)
+        branch.current = branch.previous = None
+
+    def close(self, inflight: Inflight) -> None:
+        """Nothing of the request goes on; says nothing to the client."""
+        inflight.is_over = True
+        for branch in inflight.branches:
+            self.close_branch(branch)
+
+    def fail(self, inflight: Inflight, error: SluiceError) -> None:
+        """The request cannot go on."""
+        if not inflight.is_over:
+            self.close(inflight)
+            self._emit(End(inflight.request.request_id, error))
+
+
+def _split(branch: Branch) -> list[Branch]:
+    """Each unfinished choice goes on alone (DESIGN R11); together only as long as nothing was delivered of any."""
+    if len(branch.choices) == 1 or not branch.num_delivered:
+        return [branch]
+    inflight = branch.inflight
+    alone = [
+        Branch(
+            inflight,
+            f"{inflight.request.request_id}.{choice.index}",
+            {choice.index: choice},
+            num_attempts=branch.num_attempts,
+            excluded=set(branch.excluded),
+        )
+        for choice in branch.unfinished()
+    ]
+    done = {choice.index: choice for choice in branch.choices.values() if choice.is_finished}
+    branch.choices = done
+    inflight.branches.extend(alone)
+    return alone
+
+
+def overloaded(message: str, retry_after_s: float | None) -> OverloadedError:
+    """What the client hears when workers refuse for load."""
+    return OverloadedError(message or "the workers' queues are full", retry_after_s=retry_after_s or 1.0)
+
+
+def no_worker(message: str) -> NoWorkerError:
+    """What the client hears when there is nobody to do the work."""
+    return NoWorkerError(message, retry_after_s=1.0)

@@ -34,8 +34,9 @@ class Outlook:
         return self._control.level
 
     def group(self, work: QueuedWork) -> int:
-        """Whose evidence counts for this work: its key's, else its priority's."""
-        return self.lengths.group(work.evidence_key or f"priority {work.priority}") if work.grows else ALL
+        """Whose evidence counts for this work: its key's, else its priority's where that is not the usual one."""
+        by_priority = f"priority {work.priority}" if work.priority else ""
+        return self.lengths.group(work.evidence_key or by_priority) if work.grows else ALL
 
     def ended(self, one: LetIn, num_output_tokens: int, now: int, *, natural: bool) -> None:
         """A sequence that decodes here ended at step `now`."""

@@ -103,10 +103,12 @@ class OutputLengths:
         """[n] tokens that each will still produce, around quantile `level`; at least 1 until its limit is reached."""
         total = np.empty_like(sequences.produced)
         own_level = levels(level, sequences.unit)
-        table_of = np.where(np.isin(sequences.group, list(self._curves)), sequences.group, ALL)
-        for name in np.unique(table_of):
+        own_table = np.zeros(self._config.max_keys + 1, dtype=np.bool_)
+        own_table[list(self._curves)] = True
+        table_of = np.where(own_table[sequences.group], sequences.group, ALL)
+        for name in [ALL] if len(self._curves) <= 1 else np.unique(table_of).tolist():
             chosen = table_of == name
-            total[chosen] = self._total(self._curves.get(int(name)), sequences.produced[chosen], own_level[chosen])
+            total[chosen] = self._total(self._curves.get(name), sequences.produced[chosen], own_level[chosen])
         total = np.clip(total, np.maximum(sequences.min_new, sequences.produced + 1), sequences.max_new)
         left: IntArray = np.maximum(total - sequences.produced, 0)
         return left

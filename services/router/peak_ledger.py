@@ -10,9 +10,9 @@ while steps go by, since their time has not begun; the peak counts them as if th
 Slots shared by several entries (the prompt of n choices) are a `share`: counted once, until the last of its members
 leaves.
 
-Invariants, checked by `check_integrity`: every live row is in the order exactly once; a share has at least one
-member; the sums equal the sums over rows. Costs: add, start, remove, advance O(1); the first `curve` after a change
-O(n), vectorised.
+Invariants, checked by `check_integrity`: every live row is in the order exactly once; a share has at least one member;
+the sums equal the sums over rows. Costs: add, start and remove O(1), a step O(standing entries), the first `curve`
+after a change O(n); all vectorised.
 """
 
 from __future__ import annotations
@@ -34,22 +34,21 @@ class PeakLedger:
         """Steps of decoding since the start."""
         self._rows: dict[Hashable, int] = {}
         self._free: list[int] = list(range(_INITIAL_ROWS))
-        # By row. Of growing entries base and end are absolute (slots at step 0, so to say, and the step of the end).
-        # Of standing ones they are the slots held and the steps left themselves.
+        # By row, in absolute steps (see `peak_memory`): nothing of a growing entry changes as it grows.
         self._base = np.zeros(_INITIAL_ROWS, dtype=np.int64)
         self._end = np.zeros(_INITIAL_ROWS, dtype=np.int64)
         self._growth = np.zeros(_INITIAL_ROWS, dtype=np.int64)
-        self._growing = np.zeros(_INITIAL_ROWS, dtype=np.bool_)
         self._live = np.zeros(_INITIAL_ROWS, dtype=np.bool_)
+        self._standing: set[int] = set()
+        """Rows that move along with the step, as if they began now."""
         self._order = np.zeros(0, dtype=np.int64)
         """Rows as they stood in the last curve, latest end first: nearly sorted input for the next one."""
         self._added: list[int] = []
         self._shares: dict[Hashable, _Share] = {}
         self._share_of: dict[Hashable, Hashable] = {}
         self._curve: PeakCurve | None = None
-        self._num_standing = 0
         self._base_sum = 0
-        self._growing_growth = 0
+        self._growth_sum = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -60,7 +59,7 @@ class PeakLedger:
     @property
     def held(self) -> int:
         """Slots occupied now."""
-        return self._base_sum + self._growing_growth * self.now + sum(share.held for share in self._shares.values())
+        return self._base_sum + self._growth_sum * self.now + sum(share.held for share in self._shares.values())
 
     def add(self, key: Hashable, held: int, left: int, growth: int = 1) -> int:
         """A standing entry. Returns its row, which is its until it is removed. Raises KeyError if it is there."""
@@ -68,40 +67,31 @@ class PeakLedger:
             raise KeyError(f"{key!r} is in the ledger already")
         row = self._take_row()
         self._rows[key] = row
-        self._base[row], self._end[row], self._growth[row] = held, left, growth
-        self._live[row], self._growing[row] = True, False
+        self._base[row], self._end[row], self._growth[row] = held - growth * self.now, self.now + left, growth
+        self._live[row] = True
+        self._standing.add(row)
         self._added.append(row)
-        self._num_standing += 1
-        self._base_sum += held
-        self._curve = None
+        self._count(row, 1)
         return row
 
     def start(self, key: Hashable) -> int:
         """A standing entry begins to grow at this step. Returns its row."""
         row = self._rows[key]
-        if self._growing[row]:
+        if row not in self._standing:
             raise KeyError(f"{key!r} is growing already")
-        growth = int(self._growth[row])
-        self._growing[row] = True
-        self._base[row] -= growth * self.now
-        self._end[row] += self.now
-        self._base_sum -= growth * self.now
-        self._growing_growth += growth
-        self._num_standing -= 1
-        self._curve = None
+        self._standing.discard(row)
         return row
 
     def set_held(self, key: Hashable, held: int) -> None:
-        """What the engine says a standing or growing entry occupies now."""
+        """What the engine says an entry occupies now."""
         row = self._rows[key]
-        base = held - int(self._growth[row]) * self.now if self._growing[row] else held
-        self._base_sum += base - int(self._base[row])
-        self._base[row] = base
-        self._curve = None
+        self._count(row, -1)
+        self._base[row] = held - int(self._growth[row]) * self.now
+        self._count(row, 1)
 
     def set_left(self, rows: IntArray, left: IntArray) -> None:
         """New predictions, vectorised. rows, left: [k]."""
-        self._end[rows] = left + np.where(self._growing[rows], self.now, 0)
+        self._end[rows] = self.now + left
         self._curve = None
 
     def row(self, key: Hashable) -> int:
@@ -110,27 +100,30 @@ class PeakLedger:
 
     def rows(self, *, overdue: bool = False) -> IntArray:
         """Rows of all entries, or only of those that grow although their end has come."""
-        return np.flatnonzero(self._live & self._growing & (self._end <= self.now) if overdue else self._live)
+        if not overdue:
+            return np.flatnonzero(self._live)
+        late = np.flatnonzero(self._live & (self._end <= self.now))
+        return np.array([row for row in late.tolist() if row not in self._standing], dtype=np.int64)
 
     def remove(self, key: Hashable) -> None:
         """The entry frees what it held; its share stays while other members live. Raises KeyError if unknown."""
         row = self._rows.pop(key)
-        self._base_sum -= int(self._base[row])
-        if self._growing[row]:
-            self._growing_growth -= int(self._growth[row])
-        else:
-            self._num_standing -= 1
+        self._count(row, -1)
+        self._standing.discard(row)
         self._live[row] = False
-        if row in self._added:
-            self._added.remove(row)
+        if self._added and self._added[-1] == row:
+            self._added.pop()
             self._free.append(row)
         self._leave_share(key)
-        self._curve = None
 
     def advance(self, steps: int = 1) -> None:
         """Every growing entry grew for this many steps."""
         self.now += steps
-        if self._num_standing:
+        if self._standing:
+            rows = np.fromiter(self._standing, dtype=np.int64, count=len(self._standing))
+            self._end[rows] += steps
+            self._base[rows] -= self._growth[rows] * steps
+            self._base_sum -= steps * int(self._growth[rows].sum())
             self._curve = None
 
     def share(self, name: Hashable, held: int, members: list[Hashable]) -> None:
@@ -152,41 +145,45 @@ class PeakLedger:
     def check_integrity(self) -> None:
         """Raises AssertionError where an invariant does not hold."""
         rows = np.fromiter(self._rows.values(), dtype=np.int64, count=len(self._rows))
-        ordered = np.concatenate((self._order[self._live[self._order]], np.array(self._added, dtype=np.int64)))
-        assert sorted(rows) == sorted(ordered), "live rows and order differ"
-        assert int(self._base[rows].sum()) == self._base_sum, "sum of held slots is wrong"
-        assert int((~self._growing[rows]).sum()) == self._num_standing, "count of standing entries is wrong"
-        assert int(self._growth[rows][self._growing[rows]].sum()) == self._growing_growth, "sum of growth is wrong"
+        ordered = np.concatenate((self._order, np.array(self._added, dtype=np.int64)))
+        assert sorted(rows) == sorted(ordered[self._live[ordered]]), "live rows and order differ"
+        assert sorted((*ordered, *self._free)) == list(range(len(self._live))), "a row is lost or free twice"
+        assert int(self._base[rows].sum()) == self._base_sum, "sum of bases is wrong"
+        assert int(self._growth[rows].sum()) == self._growth_sum, "sum of growth is wrong"
+        assert self._standing <= set(rows.tolist()), "an entry stands that is gone"
         for name, share in self._shares.items():
             assert share.members, f"share {name!r} has no member"
             assert share.members <= self._rows.keys(), f"share {name!r} has a member that is gone"
 
+    def _count(self, row: int, sign: int) -> None:
+        """Put a row into the sums, or take it out: before and after every change of it."""
+        self._base_sum += sign * int(self._base[row])
+        self._growth_sum += sign * int(self._growth[row])
+        self._curve = None
+
     def _build_curve(self) -> PeakCurve:
         rows = self._take_order()
-        growing = self._growing[rows]
-        growth = self._growth[rows]
-        ends = self._end[rows] + np.where(growing, 0, self.now)
-        base = self._base[rows] - np.where(growing, 0, growth * self.now)
-        if self._shares:
-            ends, base, growth = self._with_shares(ends, base, growth)
+        ends = self._end[rows]
         order = np.argsort(-ends, kind="stable")
-        self._order = rows[order[order < len(rows)]] if self._shares else rows[order]
-        return PeakCurve.from_sorted(self.now, ends[order], base[order], growth[order])
-
-    def _with_shares(self, ends: IntArray, base: IntArray, growth: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Each share as one more entry that does not grow and ends with its last member."""
-        last = [max(self._end_of(member) for member in share.members) for share in self._shares.values()]
-        held = [share.held for share in self._shares.values()]
-        zeros = np.zeros(len(held), dtype=np.int64)
+        self._order = rows = rows[order]
+        ends, base, growth = ends[order], self._base[rows], self._growth[rows]
         return (
-            np.concatenate((ends, np.array(last, dtype=np.int64))),
-            np.concatenate((base, np.array(held, dtype=np.int64))),
-            np.concatenate((growth, zeros)),
+            self._with_shares(ends, base, growth)
+            if self._shares
+            else PeakCurve.from_sorted(self.now, ends, base, growth)
         )
 
-    def _end_of(self, key: Hashable) -> int:
-        row = self._rows[key]
-        return int(self._end[row]) + (0 if self._growing[row] else self.now)
+    def _with_shares(self, ends: IntArray, base: IntArray, growth: IntArray) -> PeakCurve:
+        """Each share as one more entry that does not grow and ends with its last member."""
+        last = [
+            int(self._end[[self._rows[member] for member in share.members]].max()) for share in self._shares.values()
+        ]
+        held = [share.held for share in self._shares.values()]
+        ends = np.concatenate((ends, np.array(last, dtype=np.int64)))
+        order = np.argsort(-ends, kind="stable")
+        base = np.concatenate((base, np.array(held, dtype=np.int64)))[order]
+        growth = np.concatenate((growth, np.zeros(len(held), dtype=np.int64)))[order]
+        return PeakCurve.from_sorted(self.now, ends[order], base, growth)
 
     def _take_order(self) -> IntArray:
         """Live rows, nearly sorted; rows of entries that left become free here, when no order names them any more."""
@@ -205,9 +202,7 @@ class PeakLedger:
                 np.concatenate((array, np.zeros(old, dtype=np.int64)))
                 for array in (self._base, self._end, self._growth)
             )
-            self._growing, self._live = (
-                np.concatenate((array, np.zeros(old, dtype=np.bool_))) for array in (self._growing, self._live)
-            )
+            self._live = np.concatenate((self._live, np.zeros(old, dtype=np.bool_)))
             self._free.extend(range(old, 2 * old))
         return self._free.pop()
 

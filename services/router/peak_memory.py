@@ -27,6 +27,9 @@ import numpy.typing as npt
 IntArray: TypeAlias = npt.NDArray[np.int64]
 IntSequence: TypeAlias = Sequence[int] | IntArray
 
+_A_FEW = 4
+"""Tried first when asking how many fit: where a pool is nearly full it is fewer than this."""
+
 
 def peak_tokens(held: IntSequence, left: IntSequence, growth: IntSequence | None = None) -> int:
     """The most slots that requests holding `held` will occupy at once, now or later.
@@ -113,20 +116,27 @@ class PeakCurve:
         return np.maximum.accumulate(np.concatenate(([0], self.occupancy)))
 
     @cached_property
+    def _grown(self) -> IntArray:
+        """[n] the slots occupied at ends[i] with one more entry that grows by 1, but for its base."""
+        return self.occupancy + self.ends
+
+    @cached_property
     def _worst_grown_to_bottom(self) -> IntArray:
-        """[n + 1]: the largest occupancy + end among entries i.. ; a joiner that grows by 1 adds its base to it."""
-        grown = np.concatenate((self.occupancy + self.ends, [np.iinfo(np.int64).min // 2]))
+        """[n + 1] the largest of `_grown` from entry i on; a number below all for none."""
+        grown = np.concatenate((self._grown, [np.iinfo(np.int64).min // 2]))
         return np.maximum.accumulate(grown[::-1])[::-1]
 
     def peak_with_one(self, held: int, left: int) -> int:
-        """The peak if one more request (growth 1) started now. O(log n)."""
+        """The peak if one more request (growth 1) started now. Two reductions over the n."""
         end = self.now + left
         later = int(np.searchsorted(self._ends_rising, -end, side="left"))
         not_earlier = int(np.searchsorted(self._ends_rising, -end, side="right"))
         base, growth = (int(self.base[not_earlier - 1]), int(self.growth[not_earlier - 1])) if not_earlier else (0, 0)
         at_its_end = base + growth * end + held + left
-        before_its_end = int(self._worst_grown_to_bottom[later]) + held - self.now
-        return max(int(self.worst_after[later]), at_its_end, before_its_end)
+        peak = max(int(self.occupancy[:later].max(initial=0)), at_its_end)
+        if later == len(self.ends):
+            return peak
+        return max(peak, int(self._grown[later:].max()) + held - self.now)
 
     def peak_with(self, joiners: Joiners) -> int:
         """The peak if all of these started now. O(n + k log n), no sorting of the n."""
@@ -159,18 +169,34 @@ class PeakCurve:
         """How many of these, taken in order, can start now with the peak below `capacity`.
 
         One more request never lowers the peak, so the answer is found by bisection: log2(k) vectorised evaluations.
+        A few or all are the usual answers, so these are tried first.
+
         """
         if not len(joiners) or not self._first_fits(joiners, capacity):
             return 0
-        if self.peak_with(joiners) < capacity:
-            return len(joiners)
-        fits, too_many = 1, len(joiners)
+        fits, too_many = 1, len(joiners) + 1
+        guesses = iter((_A_FEW, len(joiners)))
         while too_many - fits > 1:
-            middle = (fits + too_many) // 2
+            guess = next(guesses, 0)
+            middle = guess if fits < guess < too_many else (fits + too_many) // 2
             if self.peak_with(joiners[:middle]) < capacity:
                 fits = middle
             else:
                 too_many = middle
+        return fits
+
+    def might_fit(self, joiners: Joiners, capacity: int) -> npt.NDArray[np.bool_]:
+        """[k] False: it cannot start now, even alone. True: it can, if it grows by at most 1. O(n + k log n)."""
+        end = self.now + joiners.left
+        later = np.searchsorted(self._ends_rising, -end, side="left")
+        not_earlier = np.searchsorted(self._ends_rising, -end, side="right")
+        old_base, old_growth = np.concatenate(([0], self.base)), np.concatenate(([0], self.growth))
+        at_its_end = (
+            old_base[not_earlier] + old_growth[not_earlier] * end + joiners.held + joiners.left * joiners.growth
+        )
+        before_its_end = self._worst_grown_to_bottom[later] + joiners.held - self.now
+        peak = np.maximum(self.worst_after[later], at_its_end)
+        fits: npt.NDArray[np.bool_] = np.where(joiners.growth > 0, np.maximum(peak, before_its_end), peak) < capacity
         return fits
 
     def _first_fits(self, joiners: Joiners, capacity: int) -> bool:

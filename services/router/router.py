@@ -23,7 +23,7 @@ from services.router import events
 from services.router.outlook import Outlook
 from services.router.running import RunningSet
 from services.router.scheduler import Plan, PoolView, hopeless, plan, refusal, retry_after_s
-from services.router.waiting import Waiting, WaitingQueue
+from services.router.waiting import WaitingQueue
 from services.router.work import QueuedWork, RouterConfig
 
 _RETRY_S = 0.1
@@ -95,8 +95,7 @@ class Router:
         error = refusal(work, self._config, len(self._queue), self._wait_s, self._clock())
         if error is not None:
             raise error
-        rank, unit = self._queue.rank_of(work), self._running.next_place()
-        self._queue.push(Waiting(work, rank, unit, self._outlook.group(work)))
+        self._queue.push(work, self._running.next_place(), self._outlook.group(work))
         self._wake.set()
 
     def cancel(self, key: Hashable) -> bool:
@@ -219,15 +218,13 @@ class Router:
             self._outlook.rates.freed(one.held, self._clock())
 
     def _granted(self, key: Hashable) -> None:
-        entry = self._queue.get(key)
-        if entry is not None:
-            entry.granted = True
+        self._queue.grant(key)
         self._running.granted(key)
 
     def _deferred(self, key: Hashable) -> None:
         one = self._running.gone(key)
         if one is not None:
-            self._queue.push(one.entry)
+            self._queue.push_back(one.entry)
 
     # ------------------------------------------------------------------------------------------------ what is decided
 
@@ -253,8 +250,7 @@ class Router:
             entry.bypassed += count
             entry.blocked_since_s = now_s if entry.blocked_since_s is None else entry.blocked_since_s
         reserve_first = [self._queue[index].work for index in decided.reserve_first]
-        for entry, tokens in [(self._queue[index], int(left[index])) for index in decided.admit]:
-            self._queue.pop(entry.work.key)
+        for entry, tokens in zip(self._queue.take(decided.admit), left[decided.admit].tolist(), strict=True):
             self._asked.discard(entry.work.key)
             self._running.propose(entry, tokens)
             self._outlets.propose(entry.work)
@@ -272,6 +268,9 @@ class Router:
 
     def _shed(self, now_s: float) -> None:
         """Give up, early, what cannot meet its queue budget; and note what one that comes now would wait."""
+        if not len(self._queue):
+            self._wait_s = 0.0
+            return
         waits_s = self._outlook.waits_s(self._queue, self._running, self._capacity)
         self._wait_s = float(waits_s[-1])
         arrays = self._queue.arrays()

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.common.errors import ContextLengthError, OverloadedError, SluiceError
-from services.router.peak_memory import IntArray, Joiners, PeakCurve
+from services.router.peak_memory import Joiners, PeakCurve
 from services.router.survival import FloatArray
 from services.router.waiting import QueueArrays, Waiting, WaitingQueue
 from services.router.work import QueuedWork, RouterConfig, WorkKind
@@ -53,8 +53,6 @@ class Plan:
     """Prompts to ask a decode worker for before they are let in."""
     bypassed: dict[int, int]
     """Entries that did not fit -> how many younger ones were let in past them."""
-    curve: PeakCurve
-    """The pool once all of `admit` are in."""
 
 
 @dataclass(slots=True)
@@ -78,34 +76,23 @@ def plan(queue: WaitingQueue, joiners: Joiners, pool: PoolView, config: RouterCo
         step_tokens_left=pool.step_tokens_left,
         ungranted_left=int(config.ungranted_share * config.capacity_slots) - pool.ungranted_slots,
     )
-    arrays = queue.arrays()
     end = queue.num_resumed()
     may_pass = not end and not pool.resuming
     end = len(queue) if may_pass else end
     position = 0
     while position < end:
-        position = _admit_run(progress, queue, joiners, slice(position, end), pool.capacity_slots, config)
-        if position >= end or not may_pass or not _has_turn(progress, arrays, position, config):
+        position = _admit_run(progress, queue.arrays(), joiners, slice(position, end), pool.capacity_slots, config)
+        if not may_pass or position >= end:
             break
-        fits = progress.curve.peak_with(joiners[position : position + 1]) < pool.capacity_slots
-        if fits:  # so it is the lack of a grant that holds it back
-            progress.reserve_first.append(position)
-        else:
-            progress.skipped.append(position)
-            if not may_be_bypassed(queue[position], config, now_s):
-                break
-        if len(progress.skipped) + len(progress.reserve_first) >= config.scan_limit:
-            break
-        position += 1
+        position += _num_passed(progress, queue, joiners[position:end], position, pool.capacity_slots, config, now_s)
     return _finished(progress)
 
 
 def _admit_run(
-    progress: _Progress, queue: WaitingQueue, joiners: Joiners, part: slice, capacity: int, config: RouterConfig
+    progress: _Progress, arrays: QueueArrays, joiners: Joiners, part: slice, capacity: int, config: RouterConfig
 ) -> int:
     """Let in as many of this part, in order, as fit every limit. Returns the place of the first that does not."""
-    arrays = queue.arrays()
-    allowed = _num_allowed(progress, queue, arrays, part, config)
+    allowed = _num_allowed(progress, arrays, part, config)
     candidates = joiners[part.start : part.start + allowed]
     count = progress.curve.num_that_fit(candidates, capacity)
     if not count and allowed and not len(progress.curve.ends):
@@ -115,33 +102,53 @@ def _admit_run(
         progress.admit.extend(range(taken.start, taken.stop))
         progress.running_left -= int(arrays.choices[taken].sum())
         progress.step_tokens_left -= int(np.minimum(arrays.compute_tokens[taken], config.chunk_tokens).sum())
-        progress.ungranted_left -= int(_ungranted(queue, arrays, taken).sum())
-        progress.curve = progress.curve.joined_by(candidates[:count])
+        progress.ungranted_left -= int(arrays.ungranted[taken].sum())
+        if taken.stop < part.stop:
+            progress.curve = progress.curve.joined_by(candidates[:count])
     return int(part.start + count)
 
 
-def _num_allowed(
-    progress: _Progress, queue: WaitingQueue, arrays: QueueArrays, part: slice, config: RouterConfig
-) -> int:
+def _num_allowed(progress: _Progress, arrays: QueueArrays, part: slice, config: RouterConfig) -> int:
     """How many of this part pass the limits other than memory; each limit is a running sum."""
     running = np.cumsum(arrays.choices[part])
     first_step = np.cumsum(np.minimum(arrays.compute_tokens[part], config.chunk_tokens))
-    allowed = min(
+    ungranted = np.cumsum(arrays.ungranted[part])
+    return min(
         int(np.searchsorted(running, progress.running_left, side="right")),
         int(np.searchsorted(first_step, progress.step_tokens_left, side="right")),
+        int(np.searchsorted(ungranted, max(progress.ungranted_left, 0), side="right")),
     )
-    ungranted = np.cumsum(_ungranted(queue, arrays, slice(part.start, part.start + allowed)))
-    return int(np.searchsorted(ungranted, progress.ungranted_left, side="right"))
 
 
-def _ungranted(queue: WaitingQueue, arrays: QueueArrays, part: slice) -> IntArray:
-    """[k] slots that would be held without a grant."""
-    lacks = [_lacks_grant(queue[index]) for index in range(part.start, part.stop)]
-    return np.where(np.array(lacks, dtype=np.bool_), arrays.held[part], 0)
+def _num_passed(
+    progress: _Progress,
+    queue: WaitingQueue,
+    joiners: Joiners,
+    start: int,
+    capacity: int,
+    config: RouterConfig,
+    now_s: float,
+) -> int:
+    """How many entries from `start` on to look past: the first, which was not let in, and those that cannot fit either.
 
-
-def _lacks_grant(entry: Waiting) -> bool:
-    return entry.work.kind is WorkKind.PREFILL and not entry.granted
+    Where nothing younger may be let in, that is all of them.
+    """
+    arrays, might_fit = queue.arrays(), progress.curve.might_fit(joiners, capacity)
+    for offset in range(len(joiners)):
+        position = start + offset
+        if offset and might_fit[offset]:
+            return offset
+        if not _has_turn(progress, arrays, position, config):
+            break
+        if might_fit[offset] and arrays.ungranted[position] > progress.ungranted_left:
+            progress.reserve_first.append(position)
+        else:
+            progress.skipped.append(position)
+            if not may_be_bypassed(queue[position], config, now_s):
+                break
+        if len(progress.skipped) + len(progress.reserve_first) >= config.scan_limit:
+            break
+    return len(joiners)
 
 
 def _has_turn(progress: _Progress, arrays: QueueArrays, position: int, config: RouterConfig) -> bool:
@@ -158,7 +165,7 @@ def may_be_bypassed(entry: Waiting, config: RouterConfig, now_s: float) -> bool:
 
 def _finished(progress: _Progress) -> Plan:
     bypassed = {index: sum(1 for admitted in progress.admit if admitted > index) for index in progress.skipped}
-    return Plan(progress.admit, progress.reserve_first, bypassed, progress.curve)
+    return Plan(progress.admit, progress.reserve_first, bypassed)
 
 
 def refusal(

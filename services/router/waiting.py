@@ -29,6 +29,8 @@ class Waiting:
     unit: float
     """Place among quantiles, for life (`output_length.place_of`)."""
     group: int
+    facts: tuple[float, ...]
+    """What never changes of it, as a row of the queue's arrays."""
     bypassed: int = 0
     """How many younger were let in since it first did not fit."""
     blocked_since_s: float | None = None
@@ -44,6 +46,8 @@ class QueueArrays:
     growth: IntArray
     choices: IntArray
     compute_tokens: IntArray
+    ungranted: IntArray
+    """Slots it would hold without a decode worker's grant."""
     deadline_s: FloatArray
     lengths: Sequences
     """`max_new` is 0 for work that does not grow here."""
@@ -68,17 +72,14 @@ class WaitingQueue:
     def __getitem__(self, index: int) -> Waiting:
         return self._entries[index]
 
-    def get(self, key: Hashable) -> Waiting | None:
-        """The entry of a key, if it waits."""
-        return self._by_key.get(key)
-
-    def rank_of(self, work: QueuedWork) -> tuple[bool, float, int]:
-        """Where new work belongs."""
+    def push(self, work: QueuedWork, unit: float, group: int) -> None:
+        """Queue new work at its place. Raises KeyError if its key waits already."""
         age = work.arrival_s + work.priority * self._config.priority_step_s
-        return (work.kind is not WorkKind.RESUMED, age, next(self._numbers))
+        rank = (work.kind is not WorkKind.RESUMED, age, next(self._numbers))
+        self.push_back(Waiting(work, rank, unit, group, _facts(work, unit, group, self._config)))
 
-    def push(self, entry: Waiting) -> None:
-        """Put it where its rank says. Raises KeyError if its key waits already."""
+    def push_back(self, entry: Waiting) -> None:
+        """Queue an entry that was taken out, at its old place. Raises KeyError if its key waits already."""
         if entry.work.key in self._by_key:
             raise KeyError(f"{entry.work.key!r} waits already")
         bisect.insort(self._entries, entry, key=lambda other: other.rank)
@@ -93,6 +94,21 @@ class WaitingQueue:
             self._arrays = None
         return entry
 
+    def take(self, indices: list[int]) -> list[Waiting]:
+        """Take the entries of these places out."""
+        taken = [self._entries[index] for index in indices]
+        for entry in taken:
+            del self._by_key[entry.work.key]
+        self._entries = [entry for entry in self._entries if entry.work.key in self._by_key]
+        self._arrays = None
+        return taken
+
+    def grant(self, key: Hashable) -> None:
+        """A decode worker has promised room for this one, if it waits."""
+        if key in self._by_key:
+            self._by_key[key].granted = True
+            self._arrays = None
+
     def num_resumed(self) -> int:
         """Preempted sequences that wait; they are at the front."""
         return sum(1 for _ in itertools.takewhile(lambda entry: entry.work.kind is WorkKind.RESUMED, self._entries))
@@ -100,23 +116,51 @@ class WaitingQueue:
     def arrays(self) -> QueueArrays:
         """The queue as arrays, kept until it changes."""
         if self._arrays is None:
-            works = [entry.work for entry in self._entries]
+            rows = np.fromiter((entry.facts for entry in self._entries), dtype=_FACTS, count=len(self._entries))
+            granted = np.array([entry.granted for entry in self._entries], dtype=np.bool_)
             self._arrays = QueueArrays(
-                held=_ints([self._config.held_slots(work) for work in works]),
-                growth=_ints([work.num_choices if work.grows else 0 for work in works]),
-                choices=_ints([work.num_choices for work in works]),
-                compute_tokens=_ints([work.compute_tokens for work in works]),
-                deadline_s=np.array([work.queue_deadline_s for work in works], dtype=np.float64),
+                held=rows["held"].copy(),
+                growth=rows["growth"].copy(),
+                choices=rows["choices"].copy(),
+                compute_tokens=rows["compute_tokens"].copy(),
+                ungranted=np.where(rows["prefill"] & ~granted, rows["held"], 0),
+                deadline_s=rows["deadline_s"].copy(),
                 lengths=Sequences(
-                    produced=_ints([work.produced_tokens for work in works]),
-                    min_new=_ints([work.min_new_tokens for work in works]),
-                    max_new=_ints([work.max_new_tokens if work.grows else 0 for work in works]),
-                    unit=np.array([entry.unit for entry in self._entries], dtype=np.float64),
-                    group=_ints([entry.group for entry in self._entries]),
+                    rows["produced"], rows["min_new"], rows["max_new"], rows["unit"].copy(), rows["group"].copy()
                 ),
             )
         return self._arrays
 
 
-def _ints(values: list[int]) -> IntArray:
-    return np.array(values, dtype=np.int64)
+_FACTS = np.dtype(
+    [
+        ("held", np.int64),
+        ("growth", np.int64),
+        ("choices", np.int64),
+        ("compute_tokens", np.int64),
+        ("prefill", np.bool_),
+        ("deadline_s", np.float64),
+        ("produced", np.int64),
+        ("min_new", np.int64),
+        ("max_new", np.int64),
+        ("unit", np.float64),
+        ("group", np.int64),
+    ]
+)
+
+
+def _facts(work: QueuedWork, unit: float, group: int, config: RouterConfig) -> tuple[float, ...]:
+    """What never changes of an entry, in the order of `_FACTS`."""
+    return (
+        config.held_slots(work),
+        work.num_choices if work.grows else 0,
+        work.num_choices,
+        work.compute_tokens,
+        work.kind is WorkKind.PREFILL,
+        work.queue_deadline_s,
+        work.produced_tokens,
+        work.min_new_tokens,
+        work.max_new_tokens if work.grows else 0,
+        unit,
+        group,
+    )

@@ -107,7 +107,7 @@ class RouterConfig:
     """How many may be let in before one that does not fit; then nothing younger is (DESIGN R20)."""
     max_bypass_s: float = 5.0
     """The same bound in time, from when it first did not fit."""
-    scan_limit: int = 16
+    scan_limit: int = 8
     """How many that do not fit one plan looks past."""
     priority_step_s: float = 30.0
     """One level of priority is worth this much age, so that no level starves."""

@@ -1,7 +1,7 @@
 """An engine of slots and tokens without a model: takes proposals, steps token by token, preempts when it runs out.
 
-One decode step is one second of the Router's clock. Slots are counted one by one (extents of `extent`), so what it occupies
-is what a real pool would.
+One decode step is one second of the Router's clock. Slots are counted one by one (extents of `extent`), so what it
+occupies is what a real pool would.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EngineModel:
         self.admitted_at: dict[Hashable, float] = {}
         self.num_preempted = self.num_deferred = self.worst_held = 0
 
-    # ------------------------------------------------------------------------------------------------ what the Router does
+    # -------------------------------------------------------------------------------------------- what the Router does
 
     def _propose(self, work: QueuedWork) -> None:
         self.inbox.append(work)
@@ -59,7 +59,7 @@ class EngineModel:
     def _reserve(self, work: QueuedWork) -> None:
         self.reserved_first.append(work.key)
 
-    # ------------------------------------------------------------------------------------------------------------- slots
+    # ----------------------------------------------------------------------------------------------------------- slots
 
     def _rounded(self, tokens: int) -> int:
         extent = self.config.extent_slots
@@ -80,7 +80,7 @@ class EngineModel:
                 yield self._rounded(row.tokens - row.work.prompt_tokens)
         yield sum(prompts.values())
 
-    # -------------------------------------------------------------------------------------------------------------- steps
+    # ----------------------------------------------------------------------------------------------------------- steps
 
     def step(self) -> None:
         """Answer proposals, start what is ready, decode one token of every row, report."""

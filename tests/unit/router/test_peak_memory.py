@@ -59,6 +59,17 @@ def test_what_if_of_one_equals_the_peak_of_the_whole_load(base: list[Entry], hel
 
 @settings(max_examples=400, deadline=None)
 @given(entries, entries, st.integers(1, 600))
+def test_what_might_fit_leaves_out_only_what_cannot(base: list[Entry], new: list[Entry], capacity: int) -> None:
+    might = PeakCurve.of(joiners(base), now=3).might_fit(joiners(new), capacity)
+    for one, answer in zip(new, might.tolist(), strict=True):
+        fits = simulated_peak([*base, one]) < capacity
+        assert answer or not fits
+        if one[2] == 1:
+            assert answer == fits
+
+
+@settings(max_examples=400, deadline=None)
+@given(entries, entries, st.integers(1, 600))
 def test_number_that_fit_is_the_longest_prefix(base: list[Entry], new: list[Entry], capacity: int) -> None:
     curve = PeakCurve.of(joiners(base), now=3)
     peaks = [simulated_peak(base + new[: count + 1]) for count in range(len(new))]

@@ -1,4 +1,4 @@
-"""The Router against an engine that really steps: nothing starves, nothing leaks, and true predictions never run out."""
+"""The Router against an engine that really steps: nothing starves or leaks, true predictions never run out."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ class Recorder:
         return list(self.proposed)
 
 
-# ------------------------------------------------------------------------------------------------- with a stepping engine
+# ----------------------------------------------------------------------------------------------- with a stepping engine
 
 loads = st.lists(
     st.tuples(

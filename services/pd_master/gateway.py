@@ -7,7 +7,7 @@ import secrets
 import time
 
 from services.common.config import GatewayConfig
-from services.common.errors import ModelNotFoundError, NoWorkerError, OverloadedError
+from services.common.errors import ModelNotFoundError, NoWorkerError, OverloadedError, SluiceError
 from services.common.request import Request
 from services.pd_master.backend import Dispatcher, Models, ServedModel
 from services.pd_master.live_request import LiveRequest
@@ -43,8 +43,9 @@ class Gateway:
         self.metrics = metrics
         self.started_at = time.time()
         self._dispatcher = dispatcher
-        self.num_active = 0
-        """Generations in work."""
+        self._live: set[LiveRequest] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     async def target(self, name: str | None) -> Target:
         """The model of a request; without a name, the one there is.
@@ -70,15 +71,31 @@ class Gateway:
         """
         if self.num_active >= self.config.max_queue:
             raise OverloadedError(f"{self.num_active} requests are in work, which is the limit", retry_after_s=1.0)
-        self.num_active += 1
-        self.metrics.active.inc()
         live = LiveRequest(request, self.metrics, api=api, arrived=arrived, on_end=self._ended)
+        self._live.add(live)
+        self._idle.clear()
+        self.metrics.active.inc()
         await live.dispatch(self._dispatcher)
         return live
 
-    def _ended(self) -> None:
-        self.num_active -= 1
+    @property
+    def num_active(self) -> int:
+        """Generations in work."""
+        return len(self._live)
+
+    async def idle(self) -> None:
+        """Returns when no generation is in work."""
+        await self._idle.wait()
+
+    async def end_all(self, error: SluiceError) -> None:
+        """End every generation; its client gets the error."""
+        await asyncio.gather(*(live.interrupt(error) for live in list(self._live)))
+
+    def _ended(self, live: LiveRequest) -> None:
+        self._live.discard(live)
         self.metrics.active.dec()
+        if not self._live:
+            self._idle.set()
 
 
 def new_request_id() -> str:

@@ -19,14 +19,21 @@ class LiveRequest:
     """Iterate it once for its deltas; then, or whenever the client is gone, `aclose` it."""
 
     def __init__(
-        self, request: Request, metrics: GatewayMetrics, *, api: str, arrived: float, on_end: Callable[[], None]
+        self,
+        request: Request,
+        metrics: GatewayMetrics,
+        *,
+        api: str,
+        arrived: float,
+        on_end: Callable[["LiveRequest"], None],
     ) -> None:
         self.request = request
         self.num_output_tokens = 0
         self._metrics = metrics
         self._api = api
         self._arrived = arrived
-        self._on_end: Callable[[], None] | None = on_end
+        self._on_end: Callable[[LiveRequest], None] | None = on_end
+        self._interrupted: SluiceError | None = None
         self._generation: Generation | None = None
         self._clock = asyncio.get_running_loop().time
         self._last_token: list[float] = [0.0] * request.num_choices
@@ -62,10 +69,18 @@ class LiveRequest:
             async for deltas in self._generation:
                 self._measure(deltas)
                 yield deltas
+            if self._interrupted is not None:
+                raise self._interrupted
         except SluiceError as error:
             self._outcome = error.code
             raise
         self._outcome = "completed"
+
+    async def interrupt(self, error: SluiceError) -> None:
+        """End it for a reason of the server's: whoever iterates gets the error."""
+        self._interrupted = error
+        if self._generation is not None:
+            await self._generation.aclose()
 
     async def aclose(self) -> None:
         """End it: aborts what still runs. Idempotent."""
@@ -103,7 +118,7 @@ class LiveRequest:
         self._metrics.requests.labels(self._api, outcome).inc()
         self._metrics.end_to_end.observe(self._clock() - self._arrived)
         self._metrics.cached_tokens.inc(self.cached_tokens)
-        on_end()
+        on_end(self)
 
 
 def _failure(finish: Finish) -> SluiceError:

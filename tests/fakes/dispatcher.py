@@ -91,6 +91,8 @@ class FakeGeneration:
     def __init__(self, request: Request, script: Script, vocabulary: Vocabulary) -> None:
         self.cached_tokens: int | None = script.cached_tokens
         self.closed = asyncio.Event()
+        self.go_on = asyncio.Event()
+        """Set by the test: a generation that hangs goes on."""
         self._request = request
         self._script = script
         self._outputs = [self._output(choice) for choice in range(request.num_choices)]
@@ -107,8 +109,10 @@ class FakeGeneration:
             if num_batches == self._script.fail_after and self._script.failure is not None:
                 raise self._script.failure
             if num_batches == self._script.hang_after:
-                await self.closed.wait()
-                return
+                waits = [asyncio.create_task(event.wait()) for event in (self.closed, self.go_on)]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if self.closed.is_set():
+                    return
             await asyncio.sleep(0)
             yield [self._next(choice) for choice, done in enumerate(self._finished) if not done]
             num_batches += 1

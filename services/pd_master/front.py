@@ -1,0 +1,78 @@
+"""The client side of a pd_master as a whole: HTTP and gRPC on one gateway, from start to drained.
+
+States: bound -> serving -> draining -> stopped. The ports are taken when it is made; `serve` accepts until it is told
+to stop, then readiness fails, nothing new is accepted and running streams go on. What still runs at the end of the
+drain time gets an error as its last event.
+"""
+
+import asyncio
+import logging
+
+from services.common.config import GatewayConfig
+from services.common.errors import RequestAbortedError
+from services.pd_master.api.health import HealthEndpoint
+from services.pd_master.api.routes import build_app
+from services.pd_master.backend import Dispatcher, Models
+from services.pd_master.gateway import Gateway
+from services.pd_master.grpc_gateway import GrpcServer
+from services.pd_master.http_server import HttpServer
+from services.pd_master.metrics import GatewayMetrics
+from services.pd_master.tokenizer import TokenizerService
+
+log = logging.getLogger(__name__)
+
+_LAST_WRITES_S = 2.0
+"""For the error events of what was ended at the drain's deadline."""
+
+
+class Front:
+    """Made once by `main` on the event loop."""
+
+    def __init__(self, config: GatewayConfig, models: Models, dispatcher: Dispatcher, metrics: GatewayMetrics) -> None:
+        """Takes both ports. Raises OSError when one is in use."""
+        self._config = config
+        self._tokenizers = TokenizerService()
+        self._gateway = Gateway(config, models, dispatcher, self._tokenizers, metrics)
+        self._health = HealthEndpoint(metrics)
+        self._http = HttpServer(
+            build_app(self._gateway, self._health),
+            config.host,
+            config.http_port,
+            drain_s=config.drain_s + _LAST_WRITES_S,
+            stall_s=config.client_stall_s,
+        )
+        self._grpc = GrpcServer(self._gateway, config.host, config.grpc_port)
+
+    @property
+    def http_port(self) -> int:
+        """Where HTTP is served."""
+        return self._http.port
+
+    @property
+    def grpc_port(self) -> int:
+        """Where gRPC is served."""
+        return self._grpc.port
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set and the drain is over. Raises what makes a server end before that."""
+        async with asyncio.TaskGroup() as servers:
+            servers.create_task(self._http.serve(), name="http")
+            await self._grpc.start()
+            await self._http.started()
+            log.info("serving HTTP on port %d and gRPC on port %d", self.http_port, self.grpc_port)
+            await stop.wait()
+            await self._drain()
+        self._tokenizers.close()
+
+    async def _drain(self) -> None:
+        log.info("draining %d requests for up to %g s", self._gateway.num_active, self._config.drain_s)
+        self._health.ready = False
+        self._http.stop()
+        grpc_stopped = asyncio.create_task(self._grpc.stop(self._config.drain_s + _LAST_WRITES_S))
+        try:
+            async with asyncio.timeout(self._config.drain_s):
+                await self._gateway.idle()
+        except TimeoutError:
+            log.warning("%d requests outlast the drain", self._gateway.num_active)
+            await self._gateway.end_all(RequestAbortedError("the server is shutting down"))
+        await grpc_stopped

@@ -1,0 +1,85 @@
+"""The front from its start to the end of its drain."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest_asyncio
+
+from services.common.config import GatewayConfig
+from services.pd_master.front import Front
+from services.pd_master.metrics import GatewayMetrics
+from services.pd_master.model_text import ModelText
+from tests.fakes.dispatcher import FakeDispatcher, FakeModel, FakeModels
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+
+
+class Running:
+    """A front that serves, and how to stop it."""
+
+    def __init__(self, folder: Path, drain_s: float) -> None:
+        text = ModelText(folder)
+        config = GatewayConfig(host="127.0.0.1", http_port=0, grpc_port=0, drain_s=drain_s)
+        self.dispatcher = FakeDispatcher(text.vocabulary)
+        self.dispatcher.script.output = [text.encode("Hello world")]
+        self.dispatcher.script.hang_after = 1
+        models = FakeModels(FakeModel("tiny", folder))
+        self.front = Front(config, models, self.dispatcher, GatewayMetrics())
+        self.stop = asyncio.Event()
+        self.served = asyncio.create_task(self.front.serve(self.stop))
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.front.http_port}")
+
+    async def stream(self) -> tuple[httpx.Response, AsyncIterator[str]]:
+        """A chat that has its first token and waits for more."""
+        request = self.http.build_request("POST", "/v1/chat/completions", json=CHAT)
+        response = await self.http.send(request, stream=True)
+        lines = response.aiter_lines()
+        await anext(lines)
+        return response, lines
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def running(tiny_model: Path) -> AsyncIterator[Running]:
+    running = Running(tiny_model, drain_s=10)
+    yield running
+    running.stop.set()
+    await running.served
+    await running.http.aclose()
+
+
+async def test_streams_end_whole_before_the_front_stops(running: Running) -> None:
+    _, lines = await running.stream()
+    running.stop.set()
+    await asyncio.wait_for(_refused(running), 5)
+    assert not running.served.done()
+    running.dispatcher.generations[0].go_on.set()
+    assert [line async for line in lines if line][-1] == "data: [DONE]"
+    await asyncio.wait_for(running.served, 5)
+
+
+async def test_what_outlasts_the_drain_gets_an_error_event(tiny_model: Path) -> None:
+    running = Running(tiny_model, drain_s=0.1)
+    _, lines = await running.stream()
+    running.stop.set()
+    last = [line async for line in lines if line][-1]
+    assert "the server is shutting down" in last
+    await asyncio.wait_for(running.served, 5)
+    await running.http.aclose()
+
+
+async def test_idle_front_stops_at_once(running: Running) -> None:
+    assert (await running.http.get("/readiness")).status_code == 200
+    running.stop.set()
+    await asyncio.wait_for(running.served, 2)
+
+
+async def _refused(running: Running) -> None:
+    """Returns when the front accepts no new connections."""
+    while True:
+        try:
+            async with httpx.AsyncClient() as client:
+                await client.get(f"http://127.0.0.1:{running.front.http_port}/health")
+        except httpx.ConnectError:
+            return

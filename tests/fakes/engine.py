@@ -159,9 +159,17 @@ class FakeEngine:
         if peer is None or peer.is_closing():
             self._emit(TransferFailed(job.job_id, "peer_lost", f"no transfer to {job.place.peer_id}"))
             return
-        key = job.place.key
-        peer.write(json.dumps({"request": key.request_id, "attempt": key.attempt}).encode() + b"\n")
-        self._emit(PushDone(job.job_id, (job.num_tokens - job.place.skip_tokens) * KV_BYTES, 0.001, 0.0005))
+        self._spawn(self._push_later(job.job_id, job.place, job.num_tokens, peer))
+
+    async def _push_later(self, job_id: int, place: Place, num_tokens: int, peer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(self._options.push_s)
+        job = self._state.jobs.get(job_id)
+        if job is None or job.place != place or peer.is_closing():
+            return
+        peer.write(json.dumps({"request": place.key.request_id, "attempt": place.key.attempt}).encode() + b"\n")
+        size = (num_tokens - place.skip_tokens) * KV_BYTES
+        self._emit(PushDone(job_id, size, self._options.push_s + 1e-4, self._options.push_s))
+        self._wake.set()
 
     async def _connect(self, peer: ConnectPeer) -> None:
         try:
@@ -207,6 +215,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("source", choices=["-"], help="the configuration comes on stdin, as with the real engine")
     parser.add_argument("--step-s", type=float, default=0.001)
+    parser.add_argument("--push-s", type=float, default=0.0, help="how long KV is under way")
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--num-slots", type=int, default=65536)
     parser.add_argument("--chunk-tokens", type=int, default=256)

@@ -1,16 +1,12 @@
 """Admit: a prompt comes in with slots and rows, or is deferred without a trace (DESIGN R19)."""
 
-import logging
-
 import numpy as np
 
-from services.common.ipc import Admit, Admitted, Deferred, Ended
+from services.common.ipc import Admit, Admitted
 from services.engine.arrays import Ints
 from services.engine.jobs import Job, JobState, Sequence
 from services.engine.kv_cache import EXTENT_SLOTS
 from services.engine.state import EngineState
-
-log = logging.getLogger(__name__)
 
 
 class BadJobError(Exception):
@@ -37,14 +33,11 @@ class Admission:
         try:
             job = self._read(command)
         except BadJobError as error:
-            extra = {"request_id": command.key.request_id}
-            log.error("cannot run %s: %s", command.key.request_id, error, extra=extra)  # noqa: TRY400  no traceback needed
-            self._state.events.append(Ended(command.job_id))
+            self._state.refuse(command.job_id, command.key, str(error))
             return
         before = self._state.kv.num_pinned
         if not self._place(job):
-            self._state.counters.deferrals += 1
-            self._state.events.append(Deferred(job.job_id, self._state.kv.available))
+            self._state.defer(job.job_id)
             return
         self._state.counters.prefix_hit_tokens += job.cached_tokens
         self._state.counters.prefix_query_tokens += len(job.tokens)

@@ -65,6 +65,10 @@ class Batch:
     logits_tokens: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R]: tokens whose logits are needed
     table_writes: list[TableWrite] = field(default_factory=list)  # since the batch before
 
+    def finished_prompts(self) -> list[Job]:
+        """Jobs whose last chunk this is."""
+        return [chunk.job for chunk in self.chunks if chunk.end == len(chunk.job.tokens)]
+
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step."""

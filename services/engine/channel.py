@@ -30,11 +30,15 @@ class ControlProcessLostError(Exception):
 class Channel:
     """Opened by the process's main, used by the loop."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, wake_fds: list[int]) -> None:
+        """Connect to `endpoint`; `wait` also ends when one of `wake_fds` is readable."""
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.set_hwm(_HIGH_WATER_FRAMES)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.connect(endpoint)
+        self._poller = zmq.Poller()
+        for waited in (self._socket, *wake_fds):
+            self._poller.register(waited, zmq.POLLIN)
         self._lock = threading.Lock()
         self._parent = os.getppid()
         self._last_sent = time.monotonic()
@@ -67,10 +71,8 @@ class Channel:
                 commands += decode_commands(frame)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for a command, at most so long; only outside `stepping()`."""
-        if os.getppid() != self._parent:
-            raise ControlProcessLostError("the control process has ended")
-        self._socket.poll(int(timeout_s * 1000))
+        """Wait for a command or the KV transfer, at most so long; only outside `stepping()`."""
+        self._poller.poll(int(timeout_s * 1000))
 
     def send(self, events: list[Event]) -> None:
         """Send one frame; raises ControlProcessLostError when nobody has read ten thousand frames."""
@@ -81,6 +83,8 @@ class Channel:
         """Say Alive if nothing was sent for a while, and remember the state for the watch thread."""
         with self._lock:
             self._step, self._usage = step, usage
+            if os.getppid() != self._parent:
+                raise ControlProcessLostError("the control process has ended")
             if time.monotonic() - self._last_sent >= ALIVE_S:
                 self._send([Alive(step, 0.0, usage)])
 

@@ -7,24 +7,43 @@ from services.common.ipc import (
     Admit,
     CheckIntegrity,
     Command,
+    ConnectPeer,
+    DropPeer,
     Finish,
     Integrity,
+    Join,
+    Place,
     Release,
+    Reserve,
     Shutdown,
 )
 from services.engine.admission import Admission
+from services.engine.arrivals import Arrivals
 from services.engine.jobs import JobState
+from services.engine.pushes import Pushes
 from services.engine.state import EngineState
 
 log = logging.getLogger(__name__)
 
 
+class WrongRoleError(Exception):
+    """The control process sent a command that this engine's role does not have."""
+
+
 class CommandHandler:
     """Owned by the loop. Commands on jobs that are gone are ignored: their Ended is on its way."""
 
-    def __init__(self, state: EngineState, admission: Admission) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        admission: Admission,
+        pushes: Pushes | None,
+        arrivals: Arrivals | None,
+    ) -> None:
         self._state = state
         self._admission = admission
+        self._pushes = pushes
+        self._arrivals = arrivals
         self.shutdown = False
 
     def apply(self, command: Command) -> None:
@@ -43,7 +62,23 @@ class CommandHandler:
             case Shutdown():
                 self.shutdown = True
             case _:
-                raise NotImplementedError(command)
+                self._apply_transfer(command)
+
+    def _apply_transfer(self, command: Place | ConnectPeer | DropPeer | Reserve | Join) -> None:
+        """Commands that only a prefill engine or only a decode engine has; the wrong one is a broken deployment."""
+        match command, self._pushes, self._arrivals:
+            case Place(), Pushes() as pushes, _:
+                pushes.place(command)
+            case ConnectPeer(), Pushes() as pushes, _:
+                pushes.connect(command)
+            case DropPeer(), Pushes() as pushes, _:
+                pushes.drop_peer(command)
+            case Reserve(), _, Arrivals() as arrivals:
+                arrivals.reserve(command)
+            case Join(), _, Arrivals() as arrivals:
+                arrivals.join(command)
+            case _:
+                raise WrongRoleError(f"{type(command).__name__} is not for an engine of this role")
 
     def _finish(self, command: Finish) -> None:
         job = self._state.jobs.get(command.job_id)
@@ -64,4 +99,4 @@ class CommandHandler:
     def _check(self, command: CheckIntegrity) -> None:
         state = self._state
         problems = state.kv.problems(state.holdings()) + state.problems()
-        self._state.events.append(Integrity(command.token, problems, state.kv.usage(), len(state.jobs)))
+        self._state.events.append(Integrity(command.token, problems, state.usage(), len(state.jobs)))

@@ -23,7 +23,6 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     role: Role = "mixed"
     worker_id: str = "engine"
     incarnation: str = ""
-    group: str = ""
     load_format: Literal["auto", "safetensors", "gguf", "random"] = "auto"
     """`random` needs only config.json; for benchmarks."""
     random_seed: int = 0
@@ -43,14 +42,14 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     chunk_tokens: int = 512
     """Prompt tokens computed in one step, all prompts together."""
     push_tail_tokens: int = 128
-    """The last chunk of a prompt to hand over is split so that at most so many tokens are left to push when compute ends."""
+    """The last chunk of a prompt to hand over is split: at most so many tokens are left to push when compute ends."""
     prefix_cache: bool = True
     pipeline_depth: int | None = None
     """Steps launched before the oldest one's results are read; None takes the backend's (cpu 0, cuda 1)."""
     transfer_host: str = "127.0.0.1"
     """Address that the KV transfer listens on."""
     transfer: dict[str, int | float | str | bool] = {}
-    """Options of the KV transfer, checked there."""
+    """Options of the KV transfer; `transfer_setup.TransferOptions` lists them."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first value out of range, naming its key."""
@@ -79,12 +78,12 @@ def parse_config(text: str | bytes) -> EngineConfig:
 
 
 def config_from_argv(argv: list[str]) -> EngineConfig:
-    """Read the one argument: JSON itself, `@FILE`, or `-` for stdin."""
+    """Read the one argument: JSON itself, `@FILE`, or `-` for one line of stdin, which may stay open."""
     if len(argv) != 1:
         raise ConfigError("usage: python -m services.engine.main JSON | @FILE | -")
     (source,) = argv
     if source == "-":
-        return parse_config(sys.stdin.read())
+        return parse_config(sys.stdin.readline())
     if source.startswith("@"):
         return parse_config(Path(source[1:]).read_bytes())
     return parse_config(source)

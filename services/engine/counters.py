@@ -20,6 +20,12 @@ class EngineCounters:
     preemptions: float = 0
     revocations: float = 0
     deferrals: float = 0
+    pushes: float = 0
+    pushed_bytes: float = 0
+    failed_pushes: float = 0
+    received_bytes: float = 0
+    joins: float = 0
+    failed_arrivals: float = 0
     tokens_past_end: float = 0
     """Computed for a sequence that had ended: the price of handling results late."""
 

@@ -7,8 +7,8 @@ Reserve   RESERVED ── Join ──> JOINING ── all bytes in their slots �
 any       Abort ──> ENDING while a transfer page of it is on its way, else gone
 
 PREFILLING, RESERVED and JOINING hold slots in `Job.holding`; HOLDING too, for pushes to read; in DECODING each
-sequence has its own holding. A sequence is gone when it finished, was finished, aborted or preempted; results of steps that were
-already in flight are dropped. `Ended` is sent when a job is gone.
+sequence has its own holding. A sequence is gone when it finished, was finished, aborted or preempted; results of steps
+that were already in flight are dropped. `Ended` is sent when a job is gone.
 """
 
 from dataclasses import dataclass, field
@@ -76,6 +76,8 @@ class Job:
     max_outputs: int = 0
     """max_new_tokens, less where the context ends."""
     sequences: dict[int, Sequence] = field(default_factory=dict)
+    num_pages_moving: int = 0
+    """Transfer pages with KV of this job that are not back yet."""
     has_bytes: bool = False
     """A reservation some of whose KV has come: it is not revoked any more."""
 

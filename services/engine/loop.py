@@ -14,6 +14,7 @@ from typing import NamedTuple
 from services.common.ipc import IPC_PROTOCOL, Command, Counters, EngineReady, Event
 from services.engine.admission import Admission
 from services.engine.arrays import Ints
+from services.engine.arrivals import Arrivals
 from services.engine.batch import Batch
 from services.engine.channel import ALIVE_S, Channel
 from services.engine.commands import CommandHandler
@@ -22,11 +23,14 @@ from services.engine.jobs import Sequence
 from services.engine.kv_cache import KvCache
 from services.engine.load import LoadedModel
 from services.engine.model_runner import ModelRunner, StepResult
-from services.engine.results import ResultHandler
+from services.engine.pushes import Pushes
+from services.engine.results import ResultHandler, end_at_length
 from services.engine.room import RoomMaker
 from services.engine.sampler import Sampler
 from services.engine.state import EngineState
 from services.engine.step_builder import StepBuilder
+from services.engine.transfer.wire import TRANSFER_PROTOCOL
+from services.engine.transfer_setup import TransferEnd
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +44,36 @@ class _Launched(NamedTuple):
 class Engine:
     """One model on one device. Made by main, or by tests, which call `turn` themselves."""
 
-    def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
+    def __init__(self, config: EngineConfig, model: LoadedModel, transfer: TransferEnd | None = None) -> None:
         self._model = model
         self._config = config
         self.state = EngineState(model.rows, KvCache(model.num_slots, prefix_cache=config.prefix_cache))
-        self._commands = CommandHandler(self.state, Admission(self.state, model.config.vocab_size))
         self._builder = StepBuilder(model.rows, config.chunk_tokens, config.push_tail_tokens)
         self._room = RoomMaker(self.state)
         self._results = ResultHandler(self.state)
         self._runner = ModelRunner(model.decoder, model.backend, Sampler())
+        self._transfer = transfer
+        self._pushes, self._arrivals = self._open_transfer(transfer)
+        admission = Admission(self.state, model.config.vocab_size)
+        self._commands = CommandHandler(self.state, admission, self._pushes, self._arrivals)
         depth = config.pipeline_depth
         self._depth = model.backend.pipeline_depth if depth is None else depth
         self._launched: deque[_Launched] = deque()
         self.step = 0
+
+    def _open_transfer(self, transfer: TransferEnd | None) -> tuple[Pushes | None, Arrivals | None]:
+        backend = self._model.backend
+        if transfer is None:
+            return None, None
+        self.state.pages = transfer.pages
+        if transfer.sender is not None:
+            pushes = Pushes(self.state, backend, transfer.pages, transfer.sender, transfer.depth)
+            self.state.on_end = pushes.forget
+            return pushes, None
+        assert transfer.receiver is not None
+        arrivals = Arrivals(self.state, self._runner, transfer.receiver, self._model.config.vocab_size)
+        self.state.on_end = arrivals.forget
+        return None, arrivals
 
     def ready(self) -> EngineReady:
         """What this engine is."""
@@ -61,13 +82,13 @@ class Engine:
             ipc_protocol=IPC_PROTOCOL,
             model_fingerprint=model.fingerprint,
             layout=model.layout,
-            transfer_protocol=1,
+            transfer_protocol=TRANSFER_PROTOCOL,
             num_slots=model.num_slots,
             max_context_tokens=model.max_context_tokens,
             vocab_size=model.config.vocab_size,
             eos_token_ids=model.config.eos_token_ids,
             chunk_tokens=self._config.chunk_tokens,
-            transfer_ports=(),
+            transfer_ports=() if self._transfer is None else self._transfer.ports,
             backend=model.backend.name,
             kv_bytes_per_token=model.kv_bytes_per_token,
             load_s=model.load_s,
@@ -76,7 +97,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether another turn would compute or report something without a command."""
-        return bool(self._launched or self.state.prefilling or self.state.rows.remaining.any())
+        copying = any(part is not None and part.busy for part in (self._pushes, self._arrivals))
+        return bool(copying or self._launched or self.state.prefilling or self.state.rows.remaining.any())
 
     @property
     def stopped(self) -> bool:
@@ -87,9 +109,13 @@ class Engine:
         """Apply commands, launch one step, handle what is due; returns the events to send, in order."""
         for command in commands:
             self._commands.apply(command)
+        if self._arrivals is not None:
+            self._arrivals.turn()
         batch = self._launch()
         while self._launched and (batch is None or len(self._launched) > self._depth):
             self._handle(self._launched.popleft())
+        if self._pushes is not None:
+            self._pushes.turn()
         events, self.state.events = self.state.events, []
         return events
 
@@ -112,17 +138,20 @@ class Engine:
         rows.remaining[batch.decode_rows] -= 1
         for chunk in batch.chunks:
             chunk.job.num_computed = chunk.end
-            if chunk.end == len(chunk.job.tokens):
-                self.state.finish_prompt(chunk.job)
+        for job in batch.finished_prompts():
+            self.state.finish_prompt(job)
 
     def _handle(self, launched: _Launched) -> None:
         self._results.handle(launched.batch, launched.result, time.monotonic() - launched.began)
+        if self._pushes is not None:
+            for job in launched.batch.finished_prompts():
+                self._pushes.computed(job)
 
     def _end_full(self) -> None:
         full, self._room.full = self._room.full, []
         for sequence in full:
             log.warning("the pool is too small for %s: it ends at its length", sequence.job.key.request_id)
-            self._results.end_full(sequence)
+            end_at_length(self.state, sequence)
 
     def _sequences(self, decode: Ints) -> list[Sequence]:
         return [s for row in decode.tolist() if (s := self.state.sequence_of[row]) is not None]
@@ -145,7 +174,7 @@ def serve(engine: Engine, channel: Channel) -> None:
             events.append(Counters(engine.state.counters.values()))
         if events:
             channel.send(events)
-        channel.alive(engine.step, engine.state.kv.usage())
+        channel.alive(engine.step, engine.state.usage())
         if not engine.has_work:
             channel.wait(ALIVE_S)
             gc.collect(1)

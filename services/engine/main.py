@@ -11,6 +11,7 @@ from services.engine.channel import Channel, ControlProcessLostError
 from services.engine.config import ConfigError, EngineConfig, config_from_argv
 from services.engine.load import load_model
 from services.engine.loop import Engine, serve
+from services.engine.transfer_setup import open_transfer
 
 log = logging.getLogger("services.engine")
 
@@ -40,9 +41,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(config: EngineConfig) -> None:
     """Load the model, connect to the control process and serve it until Shutdown."""
-    engine = Engine(config, load_model(config))
-    with Channel(config.endpoint) as channel:
-        serve(engine, channel)
+    model = load_model(config)
+    transfer = open_transfer(config, model)
+    try:
+        engine = Engine(config, model, transfer)
+        with Channel(config.endpoint, [] if transfer is None else [transfer.wake_fd]) as channel:
+            serve(engine, channel)
+    finally:
+        if transfer is not None:
+            transfer.close()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class ResultHandler:
         done = StepDone(
             step=batch.step,
             outputs=outputs,
-            usage=state.kv.usage(),
+            usage=state.usage(),
             step_s=step_s,
             num_decode_rows=batch.num_decode_rows,
             num_prefill_tokens=batch.num_prefill_tokens,
@@ -36,13 +36,6 @@ class ResultHandler:
         )
         state.events.insert(at, done)
         self._count(batch, len(outputs), step_s)
-
-    def end_full(self, sequence: Sequence) -> None:
-        """End at its length a sequence for whose next token no slot can be found."""
-        job = sequence.job
-        output = SequenceOutput(job.job_id, sequence.choice, len(sequence.outputs), [], finish=FinishReason.LENGTH)
-        self._state.end_sequence(sequence, len(sequence.outputs))
-        self._state.events.append(StepDone(0, [output], self._state.kv.usage(), 0.0, 0, 0))
 
     def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
         job, index = sequence.job, len(sequence.outputs)
@@ -72,3 +65,11 @@ class ResultHandler:
         counters.prefill_tokens += batch.num_prefill_tokens
         counters.output_tokens += num_outputs
         counters.evicted_tokens = self._state.kv.num_evicted
+
+
+def end_at_length(state: EngineState, sequence: Sequence) -> None:
+    """End a sequence that cannot have another token, outside of any step."""
+    at = len(state.events)
+    output = SequenceOutput(sequence.job.job_id, sequence.choice, len(sequence.outputs), [], finish=FinishReason.LENGTH)
+    state.end_sequence(sequence, len(sequence.outputs))
+    state.events.insert(at, StepDone(0, [output], state.usage(), 0.0, 0, 0))

@@ -1,15 +1,18 @@
 """What the engine's loop knows: jobs, rows, slots and the events to send."""
 
 import logging
+from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
-from services.common.ipc import Ended, Event
+from services.common.ipc import AttemptKey, Deferred, Ended, Event, Usage
 from services.engine.arrays import Ints
 from services.engine.counters import EngineCounters
 from services.engine.jobs import Job, JobState, Sequence
 from services.engine.kv_cache import Holding, KvCache
 from services.engine.rows import Rows
+from services.engine.transfer.pages import PagePool
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +34,39 @@ class EngineState:
         """By row, of rows that decode."""
         self.events: list[Event] = []
         self.counters = EngineCounters()
+        self.pages: PagePool | None = None
+        """Of the KV transfer, where there is one."""
+        self.on_end: Callable[[Job], None] = lambda job: None  # noqa: ARG005
+        """Told of each job that ends; the KV transfer forgets it."""
+
+    def usage(self) -> Usage:
+        """Slots and pages by state."""
+        usage = self.kv.usage()
+        if self.pages is None:
+            return usage
+        pages = self.pages.counts()
+        return msgspec.structs.replace(
+            usage,
+            pages_free=pages.free,
+            pages_in_use=pages.held + pages.moving,
+            pages_quarantined=pages.quarantined,
+        )
 
     def add(self, job: Job) -> None:
         """A job is in, with its holding."""
         self.jobs[job.job_id] = job
         if job.state is JobState.PREFILLING:
             self.prefilling.append(job)
+
+    def defer(self, job_id: int) -> None:
+        """There is no room for a job, which has left no trace."""
+        self.counters.deferrals += 1
+        self.events.append(Deferred(job_id, self.kv.available))
+
+    def refuse(self, job_id: int, key: AttemptKey, why: str) -> None:
+        """A job can never run here: Ended is all that is said of it."""
+        log.error("cannot run %s: %s", key.request_id, why, extra={"request_id": key.request_id})
+        self.events.append(Ended(job_id))
 
     def finish_prompt(self, job: Job) -> None:
         """The last chunk is launched: hand-over jobs wait for Release, others decode from the next step."""
@@ -95,7 +125,9 @@ class EngineState:
             self.end_job(job)
 
     def end_job(self, job: Job) -> None:
-        """Give back all that a job has, in any state, and say Ended."""
+        """Give back all that a job has, in any state, and say Ended, at once or when its last page is back."""
+        if job.state is JobState.ENDING:
+            return
         if job.state is JobState.PREFILLING:
             self.prefilling.remove(job)
         computed = job.tokens[: job.num_computed] if job.state in {JobState.PREFILLING, JobState.HOLDING} else None
@@ -108,9 +140,12 @@ class EngineState:
         if job.row is not None:
             self.rows.give_back(job.row)
             job.row = None
-        self._say_ended(job)
+        self.on_end(job)
+        if job.num_pages_moving == 0:
+            self.say_ended(job)
 
-    def _say_ended(self, job: Job) -> None:
+    def say_ended(self, job: Job) -> None:
+        """Nothing is left of an ENDING job."""
         del self.jobs[job.job_id]
         job.sequences.clear()  # no cycle is left, so nothing waits for the garbage collector
         self.events.append(Ended(job.job_id))

@@ -14,6 +14,7 @@ from torch.nn import functional
 from services.engine.arrays import Ints
 from services.engine.backends.interface import Heads, QkNorm
 from services.engine.batch import Batch
+from services.engine.transfer import layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,21 @@ class CpuBackend:
             spans.append(_Span(first, chunk.length, slots, mask, causal=chunk.start == 0))
             first += chunk.length
         return spans
+
+    def gather(self, slots: Ints, page: Tensor) -> "CpuBackend":
+        """See Backend; done when it returns."""
+        layout.gather(self.pool, torch.from_numpy(slots), page)
+        return self
+
+    def scatter(self, page: Tensor, slots: Ints) -> "CpuBackend":
+        """See Backend; done when it returns."""
+        if len(slots):
+            layout.scatter(page, torch.from_numpy(slots), self.pool)
+        return self
+
+    def done(self) -> bool:
+        """See Copy."""
+        return True
 
     def remember(self, rows: Tensor, ids: Tensor) -> None:
         """See Backend."""

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from services.engine.arrays import Ints
 from services.engine.batch import Batch
 
 
@@ -26,6 +27,14 @@ class Heads(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+
+class Copy(Protocol):
+    """A launched copy between pool and page."""
+
+    def done(self) -> bool:
+        """Whether the device has finished it: only then may the page go on."""
+        ...
 
 
 class Ops(Protocol):
@@ -75,6 +84,14 @@ class Backend(Ops, Protocol):
 
     def prepare(self, batch: Batch) -> Tensor:
         """Take the step's positions and slots; return its input ids [num_tokens] on the device."""
+        ...
+
+    def gather(self, slots: Ints, page: Tensor) -> Copy:
+        """Copy the KV of `slots` [n] into `page` [num_layers, n, 2 * num_kv_heads, head_dim], on the compute stream."""
+        ...
+
+    def scatter(self, page: Tensor, slots: Ints) -> Copy:
+        """The reverse of `gather`."""
         ...
 
     def remember(self, rows: Tensor, ids: Tensor) -> None:

@@ -31,20 +31,26 @@ def recipe_for(rows: int) -> DecodeRecipe:
     """Return the measured choice for a step of `rows` rows."""
     if rows <= 16:
         return DecodeRecipe(
-            qkv=GemmShape(64, 16, 128, 2, 4, 4, 1024),
-            out=GemmShape(64, 16, 128, 4, 4, 4, 1024),
-            gate_up=GemmShape(64, 16, 64, 1, 5, 4, 1024),
-            down=GemmShape(64, 16, 128, 4, 4, 4, 1024),
-            head=GemmShape(128, 16, 64, 1, 5, 4, 1024),
-            attention=AttentionTuning(3, 4, 8, True),
+            qkv=GemmShape(64, 16, 256, 1, 3, 4),
+            out=GemmShape(64, 16, 128, 2, 6, 4),
+            gate_up=GemmShape(64, 16, 128, 1, 3, 4),
+            down=GemmShape(64, 16, 128, 2, 6, 4),
+            head=None,
+            attention=AttentionTuning(3, 4, 8, False),
+            block_tokens=128,
+            target_items=16,
+            pdl=False,
         )
     if rows <= 64:
         return DecodeRecipe(
-            qkv=GemmShape(64, 64, 64, 2, 4, 4, 1024),
-            out=GemmShape(64, 64, 64, 4, 4, 4, 1024),
-            gate_up=GemmShape(64, 64, 64, 1, 4, 4, 1024),
-            down=GemmShape(64, 64, 64, 4, 4, 4, 1024),
+            qkv=GemmShape(64, 64, 128, 1, 4, 4),
+            out=GemmShape(64, 64, 128, 2, 4, 4),
+            gate_up=GemmShape(128, 64, 64, 1, 3, 4),
+            down=GemmShape(64, 64, 128, 2, 4, 4),
             head=None,
-            attention=AttentionTuning(3, 4, 8, True),
+            attention=AttentionTuning(4, 4, 8, False),
+            block_tokens=32,
+            target_items=64,
+            pdl=False,
         )
-    return DecodeRecipe(None, None, None, None, None, AttentionTuning(3, 4, 8, True))
+    return DecodeRecipe(None, None, None, None, None, AttentionTuning(4, 4, 8, False), 32, 256, pdl=False)

@@ -1,0 +1,195 @@
+"""KV on its way into a decode engine: slots reserved, pages scattered between steps, jobs joined when all is there.
+
+    Reserve ──> RESERVED ── Join ──> JOINING ── every token scattered ──> Joined, DECODING
+                   └─ Revoked, Abort: the receiver forgets the key and throws away what still comes
+
+Only this module's scatter writes received KV, into slots that the job owns and never into the prefix it shares; the
+prefix cache gets them after Joined (DESIGN R2).
+"""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common import ipc
+from services.engine.admission import BadJobError, read_ids
+from services.engine.backends.interface import Copy
+from services.engine.jobs import Job, JobState, Sequence
+from services.engine.model_runner import ModelRunner
+from services.engine.results import end_at_length
+from services.engine.state import EngineState
+from services.engine.transfer.events import Damaged, PeerLost, PeerProven, Received
+from services.engine.transfer.layout import PageLayout
+from services.engine.transfer.pages import Page
+from services.engine.transfer.receiver import KvReceiver
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    """What has come of one reservation."""
+
+    job: Job
+    here: NDArray[np.bool_]
+    """[num_tokens]: KV is in its slot, or a launched scatter puts it there."""
+    first_tokens: dict[int, int]
+    peer_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scattering:
+    """A page that the device still reads."""
+
+    page: Page
+    copy: Copy
+
+
+class Arrivals:
+    """Owned by the loop of a decode engine."""
+
+    def __init__(self, state: EngineState, runner: ModelRunner, receiver: KvReceiver, vocab_size: int) -> None:
+        self._state = state
+        self._runner = runner
+        self._receiver = receiver
+        self._vocab_size = vocab_size
+        self._layout = PageLayout.of(runner.backend.pool)
+        self._arrivals: dict[ipc.AttemptKey, _Arrival] = {}
+        self._scattering: list[_Scattering] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether the device still reads pages."""
+        return bool(self._scattering)
+
+    def reserve(self, command: ipc.Reserve) -> None:
+        """Answer Reserved or Deferred, or Ended alone for ids that can never run here."""
+        try:
+            tokens = read_ids(command.token_ids, self._vocab_size)
+            if not 0 < len(tokens) < self._state.rows.width:
+                raise BadJobError(f"it has {len(tokens)} tokens; a context holds {self._state.rows.width}")
+        except BadJobError as error:
+            self._state.refuse(command.job_id, command.key, str(error))
+            return
+        before = self._state.kv.num_pinned
+        # Decoding needs the KV of every token and no logits of them, so all of it may come from the cache.
+        holding = self._state.kv.acquire(tokens, len(tokens), reserved=True)
+        if holding is None:
+            self._state.defer(command.job_id)
+            return
+        cached = holding.num_shared
+        job = Job(
+            job_id=command.job_id,
+            key=command.key,
+            arrival=command.arrival,
+            tokens=tokens,
+            num_prompt_tokens=len(tokens),
+            state=JobState.RESERVED,
+            holding=holding,
+            cached_tokens=cached,
+        )
+        self._state.add(job)
+        self._arrivals[command.key] = _Arrival(job, np.arange(len(tokens)) < cached, {})
+        self._receiver.expect(command.key)
+        self._state.events.append(ipc.Reserved(job.job_id, cached, self._state.kv.num_pinned - before))
+
+    def join(self, command: ipc.Join) -> None:
+        """All KV has been announced: the job joins in this or a later turn."""
+        job = self._state.jobs.get(command.job_id)
+        if job is None or job.state is not JobState.RESERVED:
+            return
+        job.state = JobState.JOINING
+        job.num_prompt_tokens = command.num_prompt_tokens
+        job.sampling, job.stop = command.sampling, command.stop
+        job.stop_token_ids = frozenset(command.stop.stop_token_ids)
+        job.choices = tuple(command.first_tokens)
+        job.max_outputs = min(command.stop.max_new_tokens, self._state.rows.width - command.num_prompt_tokens)
+        self._arrivals[job.key].first_tokens = command.first_tokens
+
+    def forget(self, job: Job) -> None:
+        """The job ends, or has joined: nothing more of it is wanted."""
+        if self._arrivals.pop(job.key, None) is not None:
+            self._receiver.forget(job.key)
+
+    def turn(self) -> None:
+        """Scatter what has come, and join the jobs whose KV is complete."""
+        for event in self._receiver.poll():
+            match event:
+                case Received():
+                    self._received(event)
+                case Damaged(key=key):
+                    self._fail(key, "verification", "its checksum differs")
+                case PeerLost():
+                    self._peer_lost(event)
+                case PeerProven():
+                    log.info("peer %s proven over %s", event.peer_id, event.lane)
+        self._release_pages()
+        for arrival in list(self._arrivals.values()):
+            if arrival.job.state is JobState.JOINING and bool(arrival.here.all()):
+                self._join(arrival)
+
+    def _received(self, event: Received) -> None:
+        """Scatter a page; the receiver gives out nothing of keys that were forgotten."""
+        arrival = self._arrivals[event.key]
+        job, start, end = arrival.job, event.token_start, event.token_start + event.num_tokens
+        assert job.holding is not None
+        arrival.peer_id = event.peer_id
+        if not 0 <= start < end <= len(job.tokens) or event.num_bytes != event.num_tokens * self._layout.token_bytes:
+            event.page.release()
+            self._fail(
+                event.key, "verification", f"tokens [{start}, {end}) of {len(job.tokens)} in {event.num_bytes} bytes"
+            )
+            return
+        page = self._layout.view(event.page.buffer, event.num_tokens)
+        own = max(start, job.holding.num_shared)  # what the prefix cache holds already is not written again
+        copy = self._runner.backend.scatter(page[:, own - start :], job.holding.slots[own:end])
+        self._scattering.append(_Scattering(event.page, copy))
+        arrival.here[own:end] = True
+        job.has_bytes = True
+        self._state.counters.received_bytes += event.num_bytes
+
+    def _release_pages(self) -> None:
+        waiting: list[_Scattering] = []
+        for each in self._scattering:
+            if each.copy.done():
+                each.page.release()
+            else:
+                waiting.append(each)
+        self._scattering = waiting
+
+    def _join(self, arrival: _Arrival) -> None:
+        """Start the job's choices; it waits for rows where there are too few."""
+        job, state = arrival.job, self._state
+        assert job.holding is not None
+        if state.rows.num_free < len(arrival.first_tokens):
+            return
+        for choice, token_id in arrival.first_tokens.items():
+            job.sequences[choice] = Sequence(job, choice, [*job.given_outputs(), token_id], row=state.rows.take())
+        self.forget(job)
+        state.kv.join(job.holding)
+        state.kv.share(job.holding, job.tokens)
+        sequences = list(job.sequences.values())
+        state.begin_decoding(job, num_sampled=1)
+        rows = [s.row for s in sequences if s.row is not None]
+        self._runner.set_next_ids(rows, list(arrival.first_tokens.values()))
+        state.events.append(ipc.Joined(job.job_id))
+        state.counters.joins += 1
+        for sequence in sequences:
+            if len(sequence.outputs) >= job.max_outputs:
+                end_at_length(state, sequence)
+
+    def _peer_lost(self, event: PeerLost) -> None:
+        self._state.events.append(ipc.PeerLost(event.peer_id, f"{event.reason.value}: {event.detail}"))
+        for key, arrival in list(self._arrivals.items()):
+            if arrival.peer_id == event.peer_id and not arrival.here.all():
+                self._fail(key, "peer_lost", f"{event.peer_id} was lost: {event.reason.value}")
+
+    def _fail(self, key: ipc.AttemptKey, kind: str, why: str) -> None:
+        """Tell the control process, which ends the job by Abort."""
+        arrival = self._arrivals.get(key)
+        if arrival is not None:
+            log.warning("KV of %s: %s", key.request_id, why, extra={"request_id": key.request_id})
+            self._state.events.append(ipc.TransferFailed(arrival.job.job_id, kind, f"KV of {key.request_id}: {why}"))
+            self._state.counters.failed_arrivals += 1

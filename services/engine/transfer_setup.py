@@ -1,0 +1,102 @@
+"""The engine's end of the KV transfer, made from its configuration: pages, and a sender or a receiver by role."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from services.common.identity import group_name
+from services.engine.config import ConfigError, EngineConfig
+from services.engine.load import LoadedModel
+from services.engine.transfer.config import TransferConfig
+from services.engine.transfer.device_memory import DeviceMemory
+from services.engine.transfer.lanes import Lane
+from services.engine.transfer.page_memory import HostMemory
+from services.engine.transfer.pages import PagePool
+from services.engine.transfer.receiver import KvReceiver
+from services.engine.transfer.sender import KvSender
+from services.engine.transfer.wire import TRANSFER_PROTOCOL
+
+_LANES = {"tcp": Lane.TCP, "sm": Lane.SHARED_MEMORY, "rdma": Lane.RDMA, "cuda_ipc": Lane.CUDA_IPC}
+
+
+class TransferOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of `EngineConfig.transfer`; what is not here keeps the transfer's own default."""
+
+    listen_port: int = 0
+    page_bytes: int = 4 << 20
+    num_pages: int = 8
+    depth: int = 4
+    """Pages one peer may have under way."""
+    push_timeout_s: float = 30.0
+    checksum: bool = False
+    require_lane: str | None = None
+    ucx_tls: str | None = None
+    ucx_net_devices: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnd:
+    """What a rank sends from or receives with; one of the two is None."""
+
+    pages: PagePool
+    depth: int
+    group: str
+    sender: KvSender | None = None
+    receiver: KvReceiver | None = None
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Where KV may be sent to."""
+        return () if self.receiver is None else (self.receiver.port,)
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable when the transfer has something to say."""
+        end = self.sender or self.receiver
+        assert end is not None
+        return end.wake_fd
+
+    def close(self) -> None:
+        """End all connections."""
+        for end in (self.sender, self.receiver):
+            if end is not None:
+                end.close()
+
+
+def open_transfer(config: EngineConfig, model: LoadedModel) -> TransferEnd | None:
+    """Start the transfer of a prefill or decode engine; None for a mixed one. Raises ConfigError."""
+    if config.role == "mixed":
+        return None
+    group = group_name(model.fingerprint, model.layout, TRANSFER_PROTOCOL)
+    try:
+        options = msgspec.convert(config.transfer, TransferOptions)
+        settings = _settings(config, options, group)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"transfer: {error}") from error
+    if options.page_bytes < model.kv_bytes_per_token:
+        raise ConfigError(
+            f"transfer.page_bytes is {options.page_bytes}; the KV of one token takes {model.kv_bytes_per_token}"
+        )
+    device = model.backend.device
+    memory = DeviceMemory(str(device)) if device.type == "cuda" else HostMemory()
+    pages = PagePool(memory, options.num_pages, options.page_bytes)
+    if config.role == "prefill":
+        return TransferEnd(pages, options.depth, group, sender=KvSender(settings, pages))
+    return TransferEnd(pages, options.depth, group, receiver=KvReceiver(settings, pages))
+
+
+def _settings(config: EngineConfig, options: TransferOptions, group: str) -> TransferConfig:
+    if options.require_lane is not None and options.require_lane not in _LANES:
+        raise ConfigError(f"transfer.require_lane is {options.require_lane!r}; allowed: {', '.join(_LANES)}")
+    ucx = {"TLS": options.ucx_tls, "NET_DEVICES": options.ucx_net_devices}
+    return TransferConfig(
+        peer_id=config.worker_id,
+        incarnation=config.incarnation,
+        group=group,
+        credit=options.depth,
+        listen_port=options.listen_port,
+        checksum=options.checksum,
+        require_lane=None if options.require_lane is None else _LANES[options.require_lane],
+        push_timeout_s=options.push_timeout_s,
+        ucx_options={name: value for name, value in ucx.items() if value is not None},
+    )

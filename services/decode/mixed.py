@@ -7,4 +7,4 @@ from services.worker.service import NoPeers
 
 def build(context: Context) -> Parts:
     """Make the role's parts; `services.worker.app` calls it once the engine is ready."""
-    return Parts(LocalAttempts(context.open_log, context.new_id, context.ready.eos_token_ids), NoPeers())
+    return Parts(LocalAttempts(context.open_log, context.new_id, context.ready.eos_token_ids, context.times), NoPeers())

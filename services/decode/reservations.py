@@ -55,22 +55,25 @@ from services.worker.protocol.decoding import Decoding
 from services.worker.protocol.effects import Effect, EndJob, EngineCommand, SendToMaster, SendToPeer, StartJob
 from services.worker.protocol.masters import Masters
 from services.worker.protocol.peers import Peers
+from services.worker.protocol.times import Times
 
-RESERVATION_LEASE_S = 10.0
-"""A reservation that its prefill worker has not named for so long is given back (DESIGN R8)."""
 _MISSES = 2
+_TIMES = Times()
 
 
 class DecodeReservations:
     """All attempts of one decode worker."""
 
-    def __init__(self, open_log: OpenLog, new_id: Callable[[], int], eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, open_log: OpenLog, new_id: Callable[[], int], eos_token_ids: tuple[int, ...], times: Times = _TIMES
+    ) -> None:
         self.draining = False
         """Set by the service: nothing new is reserved, what is in goes on (DESIGN R17)."""
         self._effects: list[Effect] = []
+        self._lease_s = times.reservation_lease_s
         self._new_id = new_id
         self._eos_token_ids = eos_token_ids
-        self._masters: Masters[Reservation] = Masters(self._effects.append, self._end_for_master)
+        self._masters: Masters[Reservation] = Masters(self._effects.append, self._end_for_master, times)
         self._peers: Peers = Peers()
         self._decoding = Decoding(self._masters, self._effects.append, open_log, new_id, eos_token_ids)
         self._by_job: dict[int, Reservation] = {}
@@ -157,7 +160,7 @@ class DecodeReservations:
             arrival_s=now - reserve.age_s,
             peer=worker,
             job_id=job_id,
-            lease_until=now + RESERVATION_LEASE_S,
+            lease_until=now + self._lease_s,
         )
         self._masters.add(one, now)
         self._by_job[job_id] = one
@@ -203,7 +206,7 @@ class DecodeReservations:
             if one.peer != worker:
                 continue
             if one.key in keys:
-                one.lease_until = now + RESERVATION_LEASE_S
+                one.lease_until = now + self._lease_s
                 self._peer_misses.pop(one.key, None)
                 continue
             misses = self._peer_misses[one.key] = self._peer_misses.get(one.key, 0) + 1
@@ -229,7 +232,7 @@ class DecodeReservations:
         match event:
             case ipc.Reserved(cached_tokens=cached):
                 one.state, one.local_tokens = State.RESERVED, cached
-                one.lease_until = now + RESERVATION_LEASE_S
+                one.lease_until = now + self._lease_s
                 self._send(one.peer, Granted(one.key, cached))
             case ipc.Joined():
                 self._joined(one)

@@ -11,7 +11,7 @@ from sluice.v1 import reservation_pb2_grpc
 
 def build(context: Context) -> Parts:
     """Make the role's parts; `services.worker.app` calls it once the engine is ready."""
-    core = DecodeReservations(context.open_log, context.new_id, context.ready.eos_token_ids)
+    core = DecodeReservations(context.open_log, context.new_id, context.ready.eos_token_ids, context.times)
     host, ports = context.identity.host, context.ready.transfer_ports
     peers = PrefillPeers(DecodeHello(PROTOCOL, context.ref, context.group, host, ports), core, context.service)
     reservation_pb2_grpc.add_ReservationServiceServicer_to_server(ReservationServicer(peers), context.server)

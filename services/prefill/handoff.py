@@ -73,23 +73,27 @@ from services.worker.protocol.effects import (
 )
 from services.worker.protocol.masters import Masters
 from services.worker.protocol.peers import Peers
+from services.worker.protocol.times import Times
 
 PEER_GRACE_S = 2.0
 """How long a decode worker may be without a session before its placements are taken for lost."""
 _MISSES = 2
+_TIMES = Times()
 
 
 class PrefillHandoff:
     """All attempts of one prefill worker."""
 
-    def __init__(self, open_log: OpenLog, new_id: Callable[[], int], eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, open_log: OpenLog, new_id: Callable[[], int], eos_token_ids: tuple[int, ...], times: Times = _TIMES
+    ) -> None:
         self.draining = False
         """Set by the service: nothing new is taken."""
         self._effects: list[Effect] = []
         self._open_log = open_log
         self._new_id = new_id
         self._eos_token_ids = eos_token_ids
-        self._masters: Masters[HandoffAttempt] = Masters(self._effects.append, self._end)
+        self._masters: Masters[HandoffAttempt] = Masters(self._effects.append, self._end, times)
         self._peers = Peers()
         self._listed: dict[str, list[Peer]] = {}
         """Master id -> decode workers it names."""

@@ -8,6 +8,6 @@ from services.worker.parts import Context, Parts
 def build(context: Context) -> Parts:
     """Make the role's parts; `services.worker.app` calls it once the engine is ready."""
     assert context.metrics.transfer is not None
-    core = PrefillHandoff(context.open_log, context.new_id, context.ready.eos_token_ids)
+    core = PrefillHandoff(context.open_log, context.new_id, context.ready.eos_token_ids, context.times)
     peers = DecodePeers(context.ref, context.group, core, context.service, context.engine, context.metrics.transfer)
     return Parts(core, peers, peers.on_engine_event, peers.close)

@@ -28,6 +28,7 @@ from services.worker.jobs import Jobs
 from services.worker.master_edge import WorkerServicer
 from services.worker.outputs import ChoiceOutput
 from services.worker.parts import BuildRole, Context, Parts
+from services.worker.protocol.times import Times
 from services.worker.rpc_errors import ErrorInterceptor
 from services.worker.service import WorkerService
 from services.worker.setup import model_folder, router_config, worker_hello
@@ -145,8 +146,9 @@ class Worker:
         def open_log(request: Request, choice: int, output_ids: list[int]) -> ChoiceOutput:
             return ChoiceOutput(vocabulary, request, choice, output_ids, ready.eos_token_ids)
 
+        times = Times(config.master_timeout_s, config.reservation_lease_s)
         context = Context(
-            self.identity, group, ready, self.engine, service, self._metrics, self._server, open_log, jobs.new_id
+            self.identity, group, ready, self.engine, service, self._metrics, self._server, open_log, jobs.new_id, times
         )
         parts = self._build(context)
         service.core, service.peers, service.jobs = parts.core, parts.peers, jobs

@@ -12,6 +12,7 @@ from services.common.metrics import WorkerMetrics
 from services.worker.engine_client import EngineClient
 from services.worker.identity import WorkerIdentity
 from services.worker.protocol.attempt import OpenLog
+from services.worker.protocol.times import Times
 from services.worker.service import Core, PeerPort, WorkerService
 
 
@@ -29,6 +30,7 @@ class Context:
     """Not started yet: a role may add its services."""
     open_log: OpenLog
     new_id: Callable[[], int]
+    times: Times
 
     @property
     def ref(self) -> WorkerRef:

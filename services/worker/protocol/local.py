@@ -36,6 +36,7 @@ from services.worker.protocol.attempt import Attempt, OpenLog, engine_stop
 from services.worker.protocol.decoding import Decoding
 from services.worker.protocol.effects import Effect, EndJob, SendToMaster, StartJob
 from services.worker.protocol.masters import Masters
+from services.worker.protocol.times import Times
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,16 +46,21 @@ class LocalAttempt(Attempt):
     job_id: int
 
 
+_TIMES = Times()
+
+
 class LocalAttempts:
     """All attempts of one mixed worker."""
 
-    def __init__(self, open_log: OpenLog, new_id: Callable[[], int], eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, open_log: OpenLog, new_id: Callable[[], int], eos_token_ids: tuple[int, ...], times: Times = _TIMES
+    ) -> None:
         self.draining = False
         """Set by the service: nothing new is taken."""
         self._effects: list[Effect] = []
         self._new_id = new_id
         self._eos_token_ids = eos_token_ids
-        self._masters: Masters[LocalAttempt] = Masters(self._effects.append, self._end)
+        self._masters: Masters[LocalAttempt] = Masters(self._effects.append, self._end, times)
         self._decoding = Decoding(self._masters, self._effects.append, open_log, new_id, eos_token_ids)
         self._queued: dict[int, LocalAttempt] = {}
         """By job."""

@@ -24,12 +24,9 @@ from services.common.messages import (
 )
 from services.worker.protocol.attempt import Attempt
 from services.worker.protocol.effects import Effect, Follow, Forget, Grown, SendToMaster
+from services.worker.protocol.times import Times
 from services.worker.protocol.tombstones import Tombstones
 
-SILENCE_S = 5.0
-"""A master without a session for so long has its attempts ended (DESIGN R7)."""
-LEASE_S = 15.0
-"""Longer than anyone believes in an attempt without a session: silence, and the rounds of reconciling after it."""
 _MISSES = 2
 """Rounds of reconciling that must leave an attempt out before it is ended (DESIGN R8)."""
 
@@ -46,9 +43,10 @@ class _Master:
 class Masters(Generic[A]):
     """The attempts of one worker by request, and the masters they belong to. Used by one core."""
 
-    def __init__(self, emit: Callable[[Effect], None], end: Callable[[A, float], None]) -> None:
+    def __init__(self, emit: Callable[[Effect], None], end: Callable[[A, float], None], times: Times) -> None:
         self.attempts: dict[str, A] = {}
-        self.tombstones = Tombstones(LEASE_S)
+        self.tombstones = Tombstones(times.tombstone_s)
+        self._silence_s = times.master_silence_s
         self._emit = emit
         self._end = end
         """The core's: give back what an attempt holds, then call `remove`."""
@@ -158,7 +156,7 @@ class Masters(Generic[A]):
         """Forget silent masters and old tombstones. Called on the sweeper's timer."""
         self.tombstones.expire(now)
         for master in list(self._masters.values()):
-            if master.session is None and now - master.silent_since >= SILENCE_S:
+            if master.session is None and now - master.silent_since >= self._silence_s:
                 del self._masters[master.ref.master_id]
                 self._end_all(master.ref, now)
 

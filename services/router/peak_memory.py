@@ -142,35 +142,32 @@ class PeakCurve:
         """The peak if all of these started now. O(n + k log n), no sorting of the n."""
         if not len(joiners):
             return self.peak
-        ends, base = joiners.left + self.now, joiners.held - joiners.growth * self.now
-        return max(
-            self._peak_at_old_ends(ends, base, joiners.growth), self._peak_at_new_ends(ends, base, joiners.growth)
-        )
+        joiners = joiners[np.argsort(-joiners.left, kind="stable")]
+        ends, growth = joiners.left + self.now, np.cumsum(joiners.growth)
+        base = np.cumsum(joiners.held - joiners.growth * self.now)
+        return max(self._peak_at_old_ends(ends, base, growth), self._peak_at_new_ends(ends, base, growth))
 
     def _peak_at_old_ends(self, ends: IntArray, base: IntArray, growth: IntArray) -> int:
-        count = len(self.ends)
-        if not count:
+        """Between two ends of joiners the same joiners are there: spread their growth out, add their base at last."""
+        starts = np.concatenate(([0], np.searchsorted(self._ends_rising, -ends, side="left")))
+        lengths = np.diff(starts, append=len(self.ends))
+        some = lengths > 0
+        if not some.any():
             return 0
-        first_covered = np.searchsorted(self._ends_rising, -ends, side="left")
-        # bincount sums in float64, which is exact below 2**53: far above any pool times any step count.
-        added_base = np.cumsum(np.bincount(first_covered, weights=base, minlength=count + 1)[:count])
-        added_growth = np.cumsum(np.bincount(first_covered, weights=growth, minlength=count + 1)[:count])
-        return int((self.occupancy + added_base + added_growth * self.ends).max())
+        joined = np.repeat(np.concatenate(([0], growth)), lengths)
+        worst = np.maximum.reduceat(self.occupancy + joined * self.ends, starts[some])
+        return int((worst + np.concatenate(([0], base))[some]).max())
 
     def _peak_at_new_ends(self, ends: IntArray, base: IntArray, growth: IntArray) -> int:
-        order = np.argsort(-ends, kind="stable")
-        ends = ends[order]
         behind = np.searchsorted(self._ends_rising, -ends, side="right")
-        own_base, own_growth = np.cumsum(base[order]), np.cumsum(growth[order])
         old_base, old_growth = np.concatenate(([0], self.base)), np.concatenate(([0], self.growth))
-        return int((own_base + old_base[behind] + (own_growth + old_growth[behind]) * ends).max())
+        return int((base + old_base[behind] + (growth + old_growth[behind]) * ends).max())
 
     def num_that_fit(self, joiners: Joiners, capacity: int) -> int:
         """How many of these, taken in order, can start now with the peak below `capacity`.
 
         One more request never lowers the peak, so the answer is found by bisection: log2(k) vectorised evaluations.
         A few or all are the usual answers, so these are tried first.
-
         """
         if not len(joiners) or not self._first_fits(joiners, capacity):
             return 0

@@ -10,7 +10,8 @@ out twice is lost (DESIGN R7, R8). Abort also says thanks: whoever holds output 
 has it all.
 
 Pure: messages and `now` in, effects out (`services.pd_master.effects`). The caller is the dispatcher, on the event loop
-of the master process."""
+of the master process.
+"""
 
 from services.common.errors import DeadlineError
 from services.common.messages import (

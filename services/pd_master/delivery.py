@@ -2,7 +2,8 @@
 
 Deltas may come again (a resumed session, a decode worker repeating token 0) and from two attempts at once (a drain).
 What is known already must be equal, since a new attempt continues as the old one would have (R9); where it is not, the
-attempt that says otherwise is wrong for this client and has to go."""
+attempt that says otherwise is wrong for this client and has to go.
+"""
 
 import enum
 from dataclasses import dataclass, field
@@ -86,15 +87,17 @@ def without_first(delta: Delta, count: int) -> Delta:
     )
 
 
-def merge(first: Delta, second: Delta) -> Delta:
-    """Join two deltas of one choice that follow each other (DESIGN R15)."""
-    logprobs = None if first.logprobs is None else [*first.logprobs, *(second.logprobs or [])]
+def merge_all(deltas: list[Delta]) -> Delta:
+    """Join deltas of one choice that follow each other; only the last may carry a finish (DESIGN R15)."""
+    if len(deltas) == 1:
+        return deltas[0]
+    has_logprobs = any(delta.logprobs is not None for delta in deltas)
     return Delta(
-        first.choice,
-        first.first_index,
-        first.token_ids + second.token_ids,
-        first.text + second.text,
-        logprobs,
-        second.finish,
-        first.text_lengths + second.text_lengths,
+        deltas[0].choice,
+        deltas[0].first_index,
+        [token for delta in deltas for token in delta.token_ids],
+        "".join([delta.text for delta in deltas]),
+        [one for delta in deltas for one in delta.logprobs or []] if has_logprobs else None,
+        deltas[-1].finish,
+        tuple([length for delta in deltas for length in delta.text_lengths]),
     )

@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 class Chooser(Protocol):
     """Picks workers for an attempt, from what is known of them now."""
 
-    def pair(self, request: Request, num_output: int, excluded: frozenset[WorkerRef]) -> Pair:
+    def pair(self, request: Request, excluded: frozenset[WorkerRef]) -> Pair:
         """Raises NoWorkerError, OverloadedError, ContextLengthError."""
         ...
 

@@ -1,7 +1,8 @@
 """This master's own dispatches that a worker's reported load does not contain yet.
 
 Heartbeats come each second; between two of them a master would send everything to the worker that looked emptiest. What
-it sent counts from the dispatch until the first heartbeat after the worker has said that it has it."""
+it sent counts from the dispatch until the first heartbeat after the worker has said that it has it.
+"""
 
 from dataclasses import dataclass, field
 

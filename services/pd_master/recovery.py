@@ -2,7 +2,8 @@
 
 A request that has lost its place and finds no other waits, trying again each `RETRY_S`, for at most `PATIENCE_S`; then
 it fails. Refused for load before anything was delivered, it fails at once: the client should come back later, not wait
-here."""
+here.
+"""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class Recovery:
 
     def choose(self, branch: Branch) -> Pair:
         """Raises what the chooser raises."""
-        return self._chooser.pair(branch.inflight.request, branch.num_delivered, frozenset(branch.excluded))
+        return self._chooser.pair(branch.inflight.request, frozenset(branch.excluded))
 
     def start(self, branch: Branch, pair: Pair, now: float) -> None:
         """Send an attempt on its way."""

@@ -1,0 +1,84 @@
+"""The models that workers serve, each with its tokenizer's folder: what the API tokenizes with and lists.
+
+A model is known from the moment a worker of its group has sent the files, and stays known when its workers go: clients
+then hear that nobody serves it now (503), not that it does not exist.
+"""
+
+import asyncio
+import logging
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+
+from services.common.errors import ModelNotFoundError, SluiceError
+from services.common.messages import WorkerHello
+from services.pd_master import tokenizer_files
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One group of workers, under the name that clients use."""
+
+    name: str
+    group: str
+    tokenizer_dir: Path
+    max_context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class Catalog:
+    """Used by the registry, which tells it of workers, and by the API, which asks. Owns a temporary folder: `close`."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, ServedModel] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="sluice-tokenizers-")
+        self._fetches: dict[str, asyncio.Task[None]] = {}
+        """By group."""
+
+    def models(self) -> list[ServedModel]:
+        """All of them, by name; empty before the first worker has been seen."""
+        return sorted(self._models.values(), key=lambda model: model.name)
+
+    def model(self, name: str) -> ServedModel:
+        """Raises ModelNotFoundError, which names those there are."""
+        found = self._models.get(name)
+        if found is None:
+            known = ", ".join(repr(model.name) for model in self.models()) or "none yet"
+            raise ModelNotFoundError(f"no model {name!r} is served here; there are: {known}", param="model")
+        return found
+
+    def seen(self, hello: WorkerHello, channel: grpc.aio.Channel) -> None:
+        """A worker said hello: fetch its group's files unless they are here or on their way."""
+        known = self._models.get(hello.model)
+        fetch = self._fetches.get(hello.group)
+        if (known is not None and known.group == hello.group) or (fetch is not None and not fetch.done()):
+            return
+        self._fetches[hello.group] = asyncio.create_task(self._fetch(hello, channel))
+
+    async def close(self) -> None:
+        """End fetches and remove the files."""
+        for task in self._fetches.values():
+            task.cancel()
+        await asyncio.gather(*self._fetches.values(), return_exceptions=True)
+        self._folder.cleanup()
+
+    async def _fetch(self, hello: WorkerHello, channel: grpc.aio.Channel) -> None:
+        folder = Path(tempfile.mkdtemp(dir=self._folder.name))
+        try:
+            await tokenizer_files.fetch(channel, folder)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, SluiceError, TimeoutError) as error:
+            # The link says hello again when its session comes back; a worker without files is told of here only.
+            log.warning("tokenizer of group %s from %s: %s", hello.group, hello.worker.worker_id, error)
+            return
+        limits = hello.limits
+        self._models[hello.model] = ServedModel(
+            hello.model, hello.group, folder, limits.max_context_tokens, limits.vocab_size, limits.eos_token_ids
+        )
+        log.info("model %s is served, group %s", hello.model, hello.group)

@@ -1,0 +1,118 @@
+"""Finds workers for requests and keeps them running through failures: the protocol core (`Attempts`) with its edges.
+
+In: requests from the API, messages from the registry's links, timers. Out: messages to workers, output to clients. The
+core decides; here its effects are carried out, in order and at once.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from services.common.messages import Peer, Reconcile, WorkerMessage, WorkerRef
+from services.common.request import Request
+from services.pd_master.attempts import Attempts
+from services.pd_master.effects import Cached, Deliver, Effect, End, Send
+from services.pd_master.generation import ClientGeneration
+from services.pd_master.inflight import Pair
+from services.pd_master.pending_load import PendingLoad
+from services.pd_master.registry import Registry
+from services.pd_master.selector import Snapshot, choose, choose_decode
+
+
+class SnapshotChooser:
+    """The selector, on what the registry knows now."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._snapshot = snapshot
+
+    def pair(self, request: Request, excluded: frozenset[WorkerRef]) -> Pair:
+        """As `selector.choose`."""
+        return choose(request, excluded, self._snapshot())
+
+    def decode(self, request: Request, prefill: WorkerRef, excluded: frozenset[WorkerRef]) -> Peer:
+        """As `selector.choose_decode`."""
+        return choose_decode(request, prefill, excluded, self._snapshot())
+
+
+class PdDispatcher:
+    """One per master process; all calls come from its event loop. `pending` is the registry's as well."""
+
+    def __init__(
+        self, registry: Registry, pending: PendingLoad, *, client_buffer_bytes: int, client_stall_s: float
+    ) -> None:
+        self._registry = registry
+        self._attempts = Attempts(SnapshotChooser(registry.snapshot), pending)
+        self._client_buffer_bytes = client_buffer_bytes
+        self._client_stall_s = client_stall_s
+        self._generations: dict[str, ClientGeneration] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are not over."""
+        return len(self._attempts)
+
+    async def submit(self, request: Request) -> ClientGeneration:
+        """Start a request. Raises NoWorkerError, OverloadedError, ContextLengthError."""
+        effects = self._attempts.submit(request, self._loop.time())
+        request_id = request.request_id
+        generation = ClientGeneration(lambda: self._abort(request_id), self._client_buffer_bytes, self._client_stall_s)
+        self._generations[request_id] = generation
+        self._run(effects)
+        return generation
+
+    def _abort(self, request_id: str) -> None:
+        self._generations.pop(request_id, None)
+        self._run(self._attempts.abort(request_id))
+
+    # --------------------------------------------------------------------------------------------- from the registry
+
+    def reconcile(self, worker: WorkerRef) -> Reconcile:
+        """What this master believes the worker holds."""
+        return self._attempts.reconcile(worker)
+
+    def worker_said(self, worker: WorkerRef, message: WorkerMessage) -> None:
+        """A message about attempts, or a heartbeat."""
+        self._run(self._attempts.from_worker(worker, message, self._loop.time()))
+
+    def worker_lost(self, worker: WorkerRef, *, crashed: bool) -> None:
+        """The worker will not come back as this incarnation."""
+        self._run(self._attempts.worker_lost(worker, self._loop.time(), crashed=crashed))
+
+    # -------------------------------------------------------------------------------------------------------- effects
+
+    def _run(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._carry_out(effect)
+        self._set_timer()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Deliver(request_id=request_id, delta=delta):
+                generation = self._generations.get(request_id)
+                if generation is not None:
+                    generation.push(delta)
+            case Send(worker=worker, message=message):
+                self._registry.say(worker, message)
+            case Cached(request_id=request_id, num_tokens=num_tokens):
+                generation = self._generations.get(request_id)
+                if generation is not None:
+                    generation.cached_tokens = num_tokens
+            case End(request_id=request_id, error=error):
+                generation = self._generations.pop(request_id, None)
+                if generation is not None:
+                    generation.end(error)
+
+    def _set_timer(self) -> None:
+        due = self._attempts.next_timer_s
+        if self._timer is not None:
+            if due is not None and self._timer.when() <= due and not self._timer.cancelled():
+                return  # it wakes in time; too early does no harm
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer = self._loop.call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._run(self._attempts.tick(self._loop.time()))

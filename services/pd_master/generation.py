@@ -1,0 +1,94 @@
+"""A request's output on its way to one client: what the socket cannot take yet waits here, merged (DESIGN R15).
+
+open --all choices finished, or an error--> ended --drained by the client--> closed
+  '------------------ aclose, or the client does not read --------------------^
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from itertools import groupby
+
+from services.common.errors import RequestAbortedError, SluiceError
+from services.common.request import Delta
+from services.pd_master.delivery import merge_all
+
+
+class ClientGeneration:
+    """Filled by the dispatcher, iterated by the API's handler; both on the event loop of the master process."""
+
+    def __init__(self, abort: Callable[[], None], max_bytes: int, stall_s: float) -> None:
+        self.cached_tokens: int | None = None
+        self._abort = abort
+        self._max_bytes = max_bytes
+        self._stall_s = stall_s
+        self._clock = asyncio.get_running_loop().time
+        self._pending: list[Delta] = []
+        self._num_bytes = 0
+        self._pending_since = 0.0
+        self._error: SluiceError | None = None
+        self._is_over = False
+        self._wake = asyncio.Event()
+
+    def push(self, delta: Delta) -> None:
+        """New output. Ends this client when it has left too much unread, or has read nothing for too long."""
+        now = self._clock()
+        if not self._pending:
+            self._pending_since = now
+        self._pending.append(delta)
+        self._num_bytes += _size(delta)
+        self._wake.set()
+        if self._num_bytes > self._max_bytes:
+            self._give_up(f"the client left {self._num_bytes} bytes unread")
+        elif now - self._pending_since > self._stall_s:
+            self._give_up(f"the client read nothing for {now - self._pending_since:.0f} s")
+
+    def end(self, error: SluiceError | None) -> None:
+        """Nothing more comes."""
+        if not self._is_over:
+            self._is_over, self._error = True, error
+            self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        """All that is pending, one delta a choice; raises what ended the request, once the output before it has been
+        read."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._pending:
+                yield self._drain()
+            if self._is_over and not self._pending:
+                if self._error is not None:
+                    raise self._error
+                return
+            if self._is_over:
+                self._wake.set()
+
+    async def aclose(self) -> None:
+        """The client is gone: end what is left of the request on every worker. Idempotent."""
+        self._pending.clear()
+        if not self._is_over:
+            self.end(None)
+            self._abort()
+
+    def _drain(self) -> list[Delta]:
+        pending, self._pending, self._num_bytes = self._pending, [], 0
+        if len(pending) == 1:
+            return pending
+        pending.sort(key=_choice)  # stable: each choice's deltas stay in order
+        return [merge_all(list(deltas)) for _, deltas in groupby(pending, key=_choice)]
+
+    def _give_up(self, why: str) -> None:
+        self._pending.clear()
+        if not self._is_over:
+            self.end(RequestAbortedError(why))
+            self._abort()
+
+
+def _choice(delta: Delta) -> int:
+    return delta.choice
+
+
+def _size(delta: Delta) -> int:
+    """Rough bytes of memory and of socket."""
+    logprobs = 0 if delta.logprobs is None else sum(64 + 32 * len(one.top) for one in delta.logprobs)
+    return len(delta.text) + 16 * len(delta.token_ids) + 64 + logprobs

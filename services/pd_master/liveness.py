@@ -1,0 +1,96 @@
+"""When a worker counts as lost (DESIGN R12).
+
+    up --its stream breaks, or it is silent for `SILENCE_S`--> down --------------------------> lost
+     ^-------------------- hello of the same start -------------'  refused for REFUSED_S
+                                                                   or out of reach for UNREACHABLE_S
+
+A refused connection is the word of its host that nobody listens there any more. Out of reach may as well be this
+master's own network: if more than half the workers are, all at once, or this process itself did not run, nobody is
+declared lost yet. After `HOLD_S` that has no point any more: by then the workers have ended this master's attempts
+themselves (R7).
+
+Pure: the caller passes the time.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.common.messages import WorkerRef
+
+SILENCE_S = 3.0
+"""Workers say something each second."""
+REFUSED_S = 0.5
+UNREACHABLE_S = 4.0
+HOLD_S = 8.0
+LAG_S = 1.0
+"""Between two ticks: this process stood still, and what it did not hear in that time says nothing."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    down_since: float | None = None
+    is_refused: bool = False
+
+
+class Lost(NamedTuple):
+    """A verdict."""
+
+    worker: WorkerRef
+    crashed: bool
+    """Its process is gone for certain."""
+
+
+class Liveness:
+    """Used by the registry."""
+
+    def __init__(self) -> None:
+        self._workers: dict[WorkerRef, _Worker] = {}
+        self._ticked_at: float | None = None
+
+    def up(self, worker: WorkerRef) -> None:
+        """It said hello."""
+        self._workers[worker] = _Worker()
+
+    def down(self, worker: WorkerRef, now: float) -> None:
+        """Its stream broke."""
+        known = self._workers.get(worker)
+        if known is not None and known.down_since is None:
+            known.down_since = now
+
+    def refused(self, worker: WorkerRef) -> None:
+        """Its address refuses connections."""
+        known = self._workers.get(worker)
+        if known is not None:
+            known.is_refused = True
+
+    def forget(self, worker: WorkerRef) -> None:
+        """It is known to be gone by other means."""
+        self._workers.pop(worker, None)
+
+    def tick(self, now: float) -> list[Lost]:
+        """Return whom to give up. Called several times a second."""
+        self._discount_lag(now)
+        silent = [one for one in self._workers.values() if one.down_since is not None and not one.is_refused]
+        hold = 2 * len(silent) > len(self._workers) > 1
+        lost = [
+            Lost(worker, one.is_refused)
+            for worker, one in self._workers.items()
+            if one.down_since is not None and now - one.down_since >= _patience_s(one, hold=hold)
+        ]
+        for one in lost:
+            del self._workers[one.worker]
+        return lost
+
+    def _discount_lag(self, now: float) -> None:
+        lag_s = 0.0 if self._ticked_at is None else now - self._ticked_at
+        self._ticked_at = now
+        if lag_s > LAG_S:
+            for one in self._workers.values():
+                if one.down_since is not None:
+                    one.down_since += lag_s
+
+
+def _patience_s(worker: _Worker, *, hold: bool) -> float:
+    if worker.is_refused:
+        return REFUSED_S
+    return HOLD_S if hold else UNREACHABLE_S

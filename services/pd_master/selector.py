@@ -1,0 +1,173 @@
+"""Which workers an attempt runs on: what is known of them in, a pair out. Pure.
+
+Workers pair up within a group, and only where a test page has crossed (DESIGN R13, R16). The prefill worker is the one
+with the shortest predicted wait, the decode worker the one with the lowest predicted demand; in both this master's own
+dispatches count from the moment they are sent. Among those nearly as good as the best one is drawn, so that several
+masters with the same view do not all take the same one. A mixed worker takes a request when its wait is no longer than
+that of the best pair.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from services.common.errors import ContextLengthError, NoWorkerError, OverloadedError, SluiceError
+from services.common.messages import Limits, Load, Peer, Role, WorkerRef
+from services.common.request import Request
+from services.pd_master.inflight import Pair
+
+NEAR_WAIT_S = 0.02
+NEAR_DEMAND = 0.05
+"""How much worse than the best one still counts as equal."""
+DEFAULT_PREFILL_TOKENS_PER_S = 5000.0
+"""Until a worker has said how fast it is."""
+EXTENT_SLOTS = 32
+"""Decode grows in extents: each choice may occupy up to this much beyond its tokens (DESIGN section 5)."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker with a session, as the selector sees it."""
+
+    worker: WorkerRef
+    role: Role
+    group: str
+    model: str
+    address: str
+    limits: Limits
+    load: Load
+    takes_work: bool
+    """Ready, not draining, and heard of lately."""
+    proven: frozenset[WorkerRef]
+    """Decode workers that this prefill worker has reached."""
+    pending_requests: int
+    pending_tokens: int
+    """This master's own dispatches that `load` does not contain yet."""
+
+    @property
+    def wait_s(self) -> float:
+        """Predicted wait of a prompt that is sent now."""
+        speed = self.load.tokens_per_s or DEFAULT_PREFILL_TOKENS_PER_S
+        return self.load.predicted_wait_s + self.pending_tokens / speed
+
+    @property
+    def demand(self) -> float:
+        """Predicted peak over the pool, with all that waits and is on its way."""
+        return self.load.demand_ratio + self.pending_tokens / max(self.limits.num_slots, 1)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its queue has no place."""
+        bound = self.load.max_queued_requests
+        return bound > 0 and self.load.queued_requests + self.pending_requests >= bound
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All workers at one moment, and a draw for ties."""
+
+    workers: tuple[WorkerView, ...]
+    draw: float
+    """Uniform in [0, 1)."""
+
+
+def choose(request: Request, excluded: frozenset[WorkerRef], snapshot: Snapshot) -> Pair:
+    """Pick a pair, or a mixed worker. Raises NoWorkerError when a role is missing, ContextLengthError when the request
+    is larger than every worker, OverloadedError (with Retry-After) when all queues are full."""
+    usable = [view for view in snapshot.workers if view.takes_work and view.model == request.model]
+    wanted = [view for view in usable if view.worker not in excluded]
+    firsts = {view.worker: view for view in wanted if view.role is Role.MIXED}
+    decodes: dict[WorkerRef, list[WorkerView]] = {}
+    for view in wanted:
+        partners = [one for one in wanted if _are_paired(view, one)]
+        if partners:
+            firsts[view.worker], decodes[view.worker] = view, partners
+    if not firsts:
+        raise _nobody(usable, request.model)
+    able = [view for view in firsts.values() if _can_hold(request, view, decodes.get(view.worker))]
+    if not able:
+        raise _too_long(request, firsts.values(), decodes)
+    free = [view for view in able if not view.is_full]
+    if not free:
+        wait_s = min(view.wait_s for view in able)
+        raise OverloadedError("the queues of all workers are full", retry_after_s=min(max(wait_s, 1.0), 60.0))
+    first = _near_best(free, lambda view: view.wait_s, NEAR_WAIT_S, snapshot.draw)
+    if first.role is Role.MIXED:
+        return Pair(first.worker, None)
+    partners = [view for view in decodes[first.worker] if _fits_decode(request, view.limits)]
+    return Pair(first.worker, _peer(_near_best(partners, lambda view: view.demand, NEAR_DEMAND, snapshot.draw)))
+
+
+def choose_decode(request: Request, prefill: WorkerRef, excluded: frozenset[WorkerRef], snapshot: Snapshot) -> Peer:
+    """Pick another decode worker for a prompt that a prefill worker holds. Raises NoWorkerError when there is none."""
+    holder = next((view for view in snapshot.workers if view.worker == prefill), None)
+    partners = [
+        view
+        for view in snapshot.workers
+        if holder is not None
+        and view.takes_work
+        and view.worker not in excluded
+        and _are_paired(holder, view)
+        and _fits_decode(request, view.limits)
+    ]
+    if not partners:
+        raise NoWorkerError("no other decode worker is left for a prompt that is computed", retry_after_s=1.0)
+    return _peer(_near_best(partners, lambda view: view.demand, NEAR_DEMAND, snapshot.draw))
+
+
+def _are_paired(prefill: WorkerView, decode: WorkerView) -> bool:
+    return (
+        prefill.role is Role.PREFILL
+        and decode.role is Role.DECODE
+        and prefill.group == decode.group
+        and decode.worker in prefill.proven
+    )
+
+
+def _can_hold(request: Request, view: WorkerView, partners: list[WorkerView] | None) -> bool:
+    if partners is None:
+        return _fits_decode(request, view.limits)
+    return len(request.prompt_ids) < view.limits.num_slots and any(
+        _fits_decode(request, one.limits) for one in partners
+    )
+
+
+def _fits_decode(request: Request, limits: Limits) -> bool:
+    """Whether prompt and all output fit an idle pool (DESIGN R20)."""
+    most = request.num_choices * (request.stop.max_new_tokens + EXTENT_SLOTS)
+    return len(request.prompt_ids) + most < limits.num_slots
+
+
+def _near_best(views: list[WorkerView], cost: Callable[[WorkerView], float], near: float, draw: float) -> WorkerView:
+    best = min(cost(view) for view in views)
+    close = [view for view in views if cost(view) <= best * 1.1 + near]
+    return close[int(draw * len(close))]
+
+
+def _peer(view: WorkerView) -> Peer:
+    return Peer(view.worker, view.address)
+
+
+def _nobody(usable: list[WorkerView], model: str) -> SluiceError:
+    roles = {view.role for view in usable}
+    if Role.PREFILL not in roles:
+        missing = "no prefill worker"
+    elif Role.DECODE not in roles:
+        missing = "no decode worker"
+    else:
+        missing = "no prefill worker that has reached a decode worker"
+    return NoWorkerError(f"{missing} is ready for model {model!r}", retry_after_s=1.0)
+
+
+def _too_long(
+    request: Request, firsts: Iterable[WorkerView], decodes: dict[WorkerRef, list[WorkerView]]
+) -> ContextLengthError:
+    pools = [one.limits.num_slots for view in firsts for one in decodes.get(view.worker, [view])]
+    output = f"{request.num_choices} x {request.stop.max_new_tokens} output tokens"
+    return ContextLengthError(
+        f"{len(request.prompt_ids)} prompt tokens and {output} do not fit the KV pool of any worker: "
+        f"the largest has {max(pools)} slots",
+        param="max_tokens",
+    )

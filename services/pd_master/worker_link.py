@@ -1,0 +1,145 @@
+"""This master's session to whatever worker is at one address: kept open, and opened again for as long as it is wanted.
+
+    connecting --both hellos--> up --stream breaks, or silence--> connecting ... until `close`
+
+The link knows nothing of attempts: it carries messages, and says what became of the stream.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from services.common import rpc
+from services.common.errors import SluiceError
+from services.common.messages import PROTOCOL, MasterHello, MasterMessage, WorkerHello, WorkerMessage, WorkerRef
+from services.common.wire import WireError, master_message_to_proto, worker_message_from_proto
+from services.pd_master.liveness import SILENCE_S
+from services.worker.outbox import Outbox
+from services.worker.session_errors import LeavingError
+from sluice.v1 import worker_pb2 as pb
+from sluice.v1 import worker_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 5.0
+_PROBE_TIMEOUT_S = 1.0
+
+
+class LinkHandler(Protocol):
+    """The registry, as its links see it. No method waits."""
+
+    def hello_for(self, worker: WorkerRef | None) -> MasterHello:
+        """What to say first to the address where this worker was seen last."""
+        ...
+
+    def link_up(self, link: "WorkerLink", hello: WorkerHello) -> None:
+        """The worker answered; the session begins."""
+        ...
+
+    def link_said(self, worker: WorkerRef, message: WorkerMessage) -> None:
+        """A message came."""
+        ...
+
+    def link_down(self, link: "WorkerLink", worker: WorkerRef) -> None:
+        """The session is gone; another one is tried."""
+        ...
+
+    def link_refused(self, worker: WorkerRef) -> None:
+        """Nobody listens at the address where this worker was."""
+        ...
+
+
+class WorkerLink:
+    """Owned by the registry: `run` is a task for as long as discovery names the address."""
+
+    def __init__(self, address: str, handler: LinkHandler) -> None:
+        self.address = address
+        self.worker: WorkerRef | None = None
+        """Who was there last."""
+        self.channel: grpc.aio.Channel | None = None
+        self._handler = handler
+        self._outbox: Outbox[MasterMessage] | None = None
+
+    def say(self, message: MasterMessage) -> None:
+        """Write a message; dropped without a session, since the protocol resumes by itself."""
+        if self._outbox is not None:
+            self._outbox.say(message)
+
+    async def run(self) -> None:
+        """Keep a session until cancelled."""
+        backoff = rpc.Backoff()
+        while True:
+            try:
+                await self._session(backoff)
+            except (grpc.aio.AioRpcError, SluiceError, TimeoutError) as error:
+                why = error.code().name if isinstance(error, grpc.aio.AioRpcError) else f"{error or 'silence'}"
+                log.debug("session to %s: %s", self.address, why)
+            await self._probe()
+            await asyncio.sleep(backoff.next_s())
+
+    async def _session(self, backoff: rpc.Backoff) -> None:
+        outbox: Outbox[MasterMessage] = Outbox(f"worker at {self.address}")
+        outbox.say(self._handler.hello_for(self.worker))
+        async with rpc.channel(self.address) as self.channel:
+            call = worker_pb2_grpc.WorkerServiceStub(self.channel).Session(_protos(outbox))
+            incoming = aiter(call)
+            try:
+                hello = await _read(incoming, HELLO_TIMEOUT_S)
+                if not isinstance(hello, WorkerHello) or hello.protocol != PROTOCOL:
+                    raise WireError(f"expected a WorkerHello of protocol {PROTOCOL}, got {hello}")
+                backoff.reset()
+                await self._serve(hello, outbox, incoming)
+            finally:
+                outbox.close(LeavingError("the session has ended"))
+                call.cancel()
+
+    async def _serve(
+        self,
+        hello: WorkerHello,
+        outbox: Outbox[MasterMessage],
+        incoming: AsyncIterator[pb.WorkerServiceSessionResponse],
+    ) -> None:
+        self.worker, self._outbox = hello.worker, outbox
+        self._handler.link_up(self, hello)
+        try:
+            while True:  # always drained, whatever clients do (DESIGN R15)
+                self._handler.link_said(hello.worker, await _read(incoming, SILENCE_S))
+        finally:
+            self._outbox = None
+            self._handler.link_down(self, hello.worker)
+
+    async def _probe(self) -> None:
+        """Ask the host itself: a refused connection is definite where a broken stream is not."""
+        if self.worker is None:
+            return
+        host, _, port = self.address.rpartition(":")
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            self._handler.link_refused(self.worker)
+        except (OSError, TimeoutError):
+            log.debug("%s cannot be reached", self.address)
+        else:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+async def _read(incoming: AsyncIterator[pb.WorkerServiceSessionResponse], timeout_s: float) -> WorkerMessage:
+    """The next message. TimeoutError when none comes, WireError when the stream ends or makes no sense."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return worker_message_from_proto(await anext(incoming))
+    except StopAsyncIteration:
+        raise WireError("the worker ended the stream") from None
+
+
+async def _protos(outbox: Outbox[MasterMessage]) -> AsyncIterator[pb.WorkerServiceSessionRequest]:
+    async for message in outbox.messages():
+        yield master_message_to_proto(message)

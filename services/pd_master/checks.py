@@ -1,6 +1,6 @@
 """Checks and defaults that every API's requests go through, whatever their wire."""
 
-import secrets
+import random
 from collections.abc import Collection
 from typing import Any
 
@@ -45,7 +45,7 @@ def temperature_of(value: float | None) -> float:
 
 def seed_of(value: int | None) -> int:
     """64 bits: the client's, or drawn, so that every attempt of this request repeats the same noise (DESIGN R9)."""
-    return secrets.randbits(64) if value is None else value & (2**64 - 1)
+    return random.getrandbits(64) if value is None else value & (2**64 - 1)
 
 
 def check_ids(ids: Collection[int], model: ServedModel, param: str) -> None:

@@ -3,19 +3,21 @@
 import asyncio
 import dataclasses
 import logging
-import secrets
 import time
 
 from services.common.config import GatewayConfig
 from services.common.errors import ModelNotFoundError, NoWorkerError, OverloadedError, SluiceError
 from services.common.request import Request
 from services.pd_master.backend import Dispatcher, Models, ServedModel
+from services.pd_master.entropy import Entropy
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.model_text import ModelText
 from services.pd_master.tokenizer import TokenizerService
 
 log = logging.getLogger(__name__)
+
+_entropy = Entropy()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Gateway:
 
 def new_request_id() -> str:
     """128 random bits: clients cannot guess or collide with another's."""
-    return secrets.token_hex(16)
+    return _entropy.take(16).hex()
 
 
 def now() -> float:

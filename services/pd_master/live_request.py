@@ -92,24 +92,22 @@ class LiveRequest:
 
     def _measure(self, deltas: list[Delta]) -> None:
         now = self._clock()
-        num_tokens = 0
         for delta in deltas:
             count = len(delta.token_ids)
-            num_tokens += count
             if count:
                 self._observe(delta.choice, count, now)
             if delta.finish is not None and delta.finish.reason in _FAILURES:
                 raise _failure(delta.finish)
-        self.num_output_tokens += num_tokens
-        self._metrics.output_tokens.inc(num_tokens)
 
     def _observe(self, choice: int, count: int, now: float) -> None:
         last = self._last_token[choice]
         self._last_token[choice] = now
         if last:
-            self._metrics.inter_token.observe((now - last) / count)
+            self._metrics.tokens.observe(now - last, count)
         elif self.num_output_tokens == 0:
             self._metrics.first_token.observe(now - self._arrived)
+        self.num_output_tokens += count
+        self._metrics.tokens.num_tokens += count
 
     def _end(self, outcome: str) -> None:
         on_end, self._on_end = self._on_end, None

@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.common.metrics import Series
+from services.pd_master.token_meter import TokenMeter
 
 
 class GatewayMetrics:
@@ -18,10 +19,9 @@ class GatewayMetrics:
         self.active = series.gauge("gateway_active_requests", "Generations in work")
         self.prompt_tokens = series.counter("gateway_prompt_tokens_total", "Prompt tokens of accepted requests")
         self.cached_tokens = series.counter("gateway_cached_tokens_total", "Prompt tokens found in a prefix cache")
-        self.output_tokens = series.counter("gateway_output_tokens_total", "Tokens received for clients")
         self.prepare = series.seconds("gateway_prepare_seconds", "From a request's arrival to its dispatch")
         self.first_token = series.seconds("gateway_time_to_first_token_seconds", "From arrival to the first token")
-        self.inter_token = series.seconds("gateway_inter_token_seconds", "Between a choice's tokens")
+        self.tokens = TokenMeter(self.registry)
         self.end_to_end = series.seconds("gateway_request_seconds", "From a request's arrival to its end")
         self.stage = series.seconds("gateway_stage_seconds", "Time spent queued, in prefill, in transfer", ("stage",))
 

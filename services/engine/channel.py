@@ -6,6 +6,7 @@ thread is busy computing, and always under the lock, so the socket never sees tw
 
 import logging
 import os
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -30,8 +31,11 @@ class ControlProcessLostError(Exception):
 class Channel:
     """Opened by the process's main, used by the loop."""
 
-    def __init__(self, endpoint: str, wake_fds: list[int]) -> None:
-        """Connect to `endpoint`; `wait` also ends when one of `wake_fds` is readable."""
+    def __init__(self, endpoint: str, wake_fds: list[int], lifeline: int | None = None) -> None:
+        """Connect to `endpoint`; `wait` also ends when one of `wake_fds` is readable.
+
+        `lifeline` is a pipe that the control process holds open and never writes to again: its end is that process's.
+        """
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.set_hwm(_HIGH_WATER_FRAMES)
         self._socket.setsockopt(zmq.LINGER, 1000)
@@ -40,6 +44,10 @@ class Channel:
         for waited in (self._socket, *wake_fds):
             self._poller.register(waited, zmq.POLLIN)
         self._lock = threading.Lock()
+        self._lifeline = select.poll()
+        if lifeline is not None:
+            self._lifeline.register(lifeline, select.POLLIN | select.POLLHUP)
+            self._poller.register(lifeline, zmq.POLLIN)
         self._parent = os.getppid()
         self._last_sent = time.monotonic()
         self._step_began: float | None = None
@@ -79,14 +87,12 @@ class Channel:
         with self._lock:
             self._send(events)
 
-    def alive(self, step: int, usage: Usage) -> None:
-        """Say Alive if nothing was sent for a while, and remember the state for the watch thread."""
+    def note(self, step: int, usage: Usage) -> None:
+        """Remember the state for the watch thread; raises ControlProcessLostError when the control process is gone."""
         with self._lock:
             self._step, self._usage = step, usage
-            if os.getppid() != self._parent:
-                raise ControlProcessLostError("the control process has ended")
-            if time.monotonic() - self._last_sent >= ALIVE_S:
-                self._send([Alive(step, 0.0, usage)])
+        if os.getppid() != self._parent or self._lifeline.poll(0):
+            raise ControlProcessLostError("the control process has ended")
 
     @contextmanager
     def stepping(self) -> Iterator[None]:

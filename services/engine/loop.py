@@ -11,7 +11,9 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from services.common.ipc import IPC_PROTOCOL, Command, Counters, EngineReady, Event
+import torch
+
+from services.common.ipc import IPC_PROTOCOL, Alive, Command, Counters, EngineReady, Event
 from services.engine.admission import Admission
 from services.engine.arrays import Ints
 from services.engine.arrivals import Arrivals
@@ -105,6 +107,7 @@ class Engine:
         """Whether Shutdown came."""
         return self._commands.shutdown
 
+    @torch.inference_mode()
     def turn(self, commands: list[Command]) -> list[Event]:
         """Apply commands, launch one step, handle what is due; returns the events to send, in order."""
         for command in commands:
@@ -163,18 +166,19 @@ def serve(engine: Engine, channel: Channel) -> None:
     gc.freeze()
     gc.disable()  # a collection in the loop is a pause for every stream; idle turns collect
     channel.send([engine.ready()])
-    counted = time.monotonic()
+    told = time.monotonic()
     while not engine.stopped:
         commands = channel.receive()
         with channel.stepping():
             events = engine.turn(commands)
         now = time.monotonic()
-        if now - counted >= ALIVE_S:
-            counted = now
-            events.append(Counters(engine.state.counters.values()))
+        if now - told >= ALIVE_S:
+            told = now
+            usage = engine.state.usage()
+            channel.note(engine.step, usage)
+            events += [Counters(engine.state.counters.values()), Alive(engine.step, 0.0, usage)]
         if events:
             channel.send(events)
-        channel.alive(engine.step, engine.state.usage())
         if not engine.has_work:
             channel.wait(ALIVE_S)
             gc.collect(1)

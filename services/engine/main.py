@@ -26,7 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     sys.setswitchinterval(1e-4)  # the default of 5 ms is longer than a step
     try:
-        run(config_from_argv(sys.argv[1:] if argv is None else argv))
+        arguments = sys.argv[1:] if argv is None else argv
+        run(config_from_argv(arguments), lifeline=sys.stdin.fileno() if arguments == ["-"] else None)
     except ConfigError as error:
         log.error("%s", error)  # noqa: TRY400  the message is for a person; a traceback would bury it
         return 2
@@ -39,13 +40,14 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def run(config: EngineConfig) -> None:
-    """Load the model, connect to the control process and serve it until Shutdown."""
+def run(config: EngineConfig, lifeline: int | None) -> None:
+    """Load the model, connect to the control process and serve it until Shutdown or the end of `lifeline`."""
     model = load_model(config)
     transfer = open_transfer(config, model)
     try:
         engine = Engine(config, model, transfer)
-        with Channel(config.endpoint, [] if transfer is None else [transfer.wake_fd]) as channel:
+        wake_fds = [] if transfer is None else [transfer.wake_fd]
+        with Channel(config.endpoint, wake_fds, lifeline) as channel:
             serve(engine, channel)
     finally:
         if transfer is not None:

@@ -38,7 +38,6 @@ class ModelRunner:
         self._sampler = sampler
         self.backend = backend
 
-    @torch.inference_mode()
     def launch(self, batch: Batch) -> StepResult:
         """Compute a batch; its KV is in the pool and its ids are the rows' next inputs when the device gets there."""
         backend = self.backend

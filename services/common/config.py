@@ -12,6 +12,7 @@ Role = Literal["prefill", "decode", "mixed"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Backend = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "random"]
+DiscoveryKind = Literal["static", "kubernetes"]
 PORT_MAX = 65535
 
 
@@ -178,6 +179,15 @@ class GatewayConfig(LogOptions):
     workers: tuple[str, ...] = option(
         (), "addresses of the workers' gRPC; each tells its role itself", group="network", metavar="HOST:PORT,..."
     )
+    discovery: DiscoveryKind = option(
+        "static", "where workers' addresses come from: --workers, or the pods of a namespace", group="network"
+    )
+    worker_selector: str | None = option(
+        None, "labels of the workers' pods, as kubectl -l takes them", group="network", metavar="SELECTOR"
+    )
+    namespace: str | None = option(
+        None, "namespace of the workers' pods; none takes this pod's own", group="network", metavar="NAME"
+    )
     max_queue: int = option(4096, "requests in work at once; beyond it clients get 429", group="limits", minimum=1)
     max_body_bytes: int = option(32 << 20, "largest request body", group="limits", minimum=1024)
     max_choices: int = option(16, "largest n", group="limits", minimum=1, maximum=128)
@@ -196,10 +206,14 @@ class GatewayConfig(LogOptions):
     drain_s: float = option(30.0, "time to finish streams after SIGTERM", group="times", minimum=0.0)
 
     def check(self) -> None:
-        """Workers are host:port."""
+        """Workers are host:port, and given in one way."""
         super().check()
         for worker in self.workers:
             split_address(worker, "--workers")
+        if self.discovery == "kubernetes" and self.workers:
+            raise ConfigError("--workers: not allowed together with --discovery kubernetes, which finds them")
+        if self.discovery == "kubernetes" and not self.worker_selector:
+            raise ConfigError("--worker-selector must be given with --discovery kubernetes")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ class TransferConfig:
     incarnation: str
     """Random name of this start of the process (DESIGN section 1)."""
     group: str
-    """Hash of (model fingerprint, layout): only equal groups talk (DESIGN R13)."""
+    """Names (model fingerprint, layout), at any length: only equal groups talk (DESIGN R13)."""
     rank: int = 0
     credit: int = 4
     """Receiver: payloads one peer may have announced and not yet been answered for."""
@@ -47,7 +47,9 @@ class TransferConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name in ("peer_id", "incarnation", "group"):
+        if not self.group:
+            raise ValueError("group must not be empty")
+        for name in ("peer_id", "incarnation"):
             value: str = getattr(self, name)
             if not 0 < len(value.encode()) <= MAX_NAME_BYTES:
                 raise ValueError(f"{name} must have 1 to {MAX_NAME_BYTES} bytes, got {value!r}")

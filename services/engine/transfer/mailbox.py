@@ -21,9 +21,12 @@ class Mailbox(Generic[T]):
         """Add an item; one system call at most, and none when the fd is readable already."""
         with self._lock:
             self._items.append(item)
-            if not self._signalled:
-                self._signalled = True
-                os.eventfd_write(self._fd, 1)
+            self._signal()
+
+    def wake(self) -> None:
+        """Make the fd readable with nothing put."""
+        with self._lock:
+            self._signal()
 
     def drain(self) -> list[T]:
         """Everything put so far, oldest first."""
@@ -41,6 +44,10 @@ class Mailbox(Generic[T]):
         """For select, poll and ZMQ pollers."""
         return self._fd
 
-    def close(self) -> None:
-        """Close the fd; further puts raise OSError."""
+    def _signal(self) -> None:
+        if not self._signalled:
+            self._signalled = True
+            os.eventfd_write(self._fd, 1)
+
+    def __del__(self) -> None:
         os.close(self._fd)

@@ -34,7 +34,7 @@ class KvReceiver:
         """Where senders connect; on every interface."""
         self._context = Context(config, pool, self._events, time.monotonic)
         self._side = _ReceiverSide(self._context, fabric)
-        self._thread = TransferThread(fabric, self._side, self._commands, config.spin_s)
+        self._thread = TransferThread(fabric, self._side, self._commands, config.spin_s, self._events.wake)
         pool.notify(self._on_page_released)
         self._thread.start()
 
@@ -54,8 +54,8 @@ class KvReceiver:
         self._commands.put(partial(self._side.admission.expect, key))
 
     def forget(self, key: AttemptKey) -> None:
-        """The attempt is gone. After this call `poll` gives out nothing of it; what still arrives is thrown away and
-        answered so. Unknown keys leave a tombstone."""
+        """The attempt is gone, joined or failed; ends every `expect`. After this call `poll` gives out nothing of it; what
+        still arrives is thrown away and answered so. Unknown keys leave a tombstone as well."""
         self._expected.discard(key)
         self._commands.put(partial(self._side.admission.forget, key))
 

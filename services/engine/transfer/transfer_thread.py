@@ -37,11 +37,20 @@ class Side(Protocol):
 class TransferThread:
     """Runs one side on one fabric until `stop`. Made, started and stopped by the engine's loop thread."""
 
-    def __init__(self, fabric: Fabric, side: Side, commands: Mailbox[Callable[[], None]], spin_s: float) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        side: Side,
+        commands: Mailbox[Callable[[], None]],
+        spin_s: float,
+        wake_loop: Callable[[], None],
+    ) -> None:
+        """`wake_loop` is called when the thread ends, so that a loop asleep on its events finds out by `check`."""
         self._fabric = fabric
         self._side = side
         self._commands = commands
         self._spin_s = spin_s
+        self._wake_loop = wake_loop
         self._stopping = False
         self._was_stopped = False
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
@@ -69,6 +78,13 @@ class TransferThread:
         self._stopping = True
 
     def _run(self) -> None:
+        try:
+            self._serve()
+            self._wind_down()
+        finally:
+            self._wake_loop()
+
+    def _serve(self) -> None:
         next_tick = moved_at = 0.0
         while not self._stopping:
             commands = self._commands.drain()
@@ -83,7 +99,6 @@ class TransferThread:
                 moved_at = now
             elif now - moved_at >= self._spin_s or self._fabric.is_idle:
                 self._fabric.sleep(max(0.0, next_tick - now))
-        self._wind_down()
 
     def _wind_down(self) -> None:
         self._fabric.close_listener()

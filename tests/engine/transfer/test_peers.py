@@ -1,6 +1,7 @@
 """Peers that refuse, die, hang, come back or lie: two real processes over UCX on loopback."""
 
 import os
+import select
 import signal
 import socket
 import time
@@ -9,13 +10,24 @@ from typing import Any
 
 import pytest
 
-from services.engine.transfer.events import LostReason, PeerAddress, PeerLost, PeerProven, Pushed, PushOutcome
+from services.engine.transfer.events import (
+    LostReason,
+    PeerAddress,
+    PeerLost,
+    PeerProven,
+    Pushed,
+    PushOutcome,
+    TransferError,
+)
 from services.engine.transfer.lanes import Lane
 from services.engine.transfer.page_memory import Buffer, HostMemory
 from tests.engine.transfer.driver import NUM_PAGES, PAGE_BYTES, Peer, Sender, closing, key
 
 NOTICED_WITHIN_S = 2.0
 BIG_PAGE_BYTES = 8 * 1024 * 1024
+
+
+each_lane = pytest.mark.parametrize("ucx_options", [{}, {"TLS": "tcp"}], ids=["any-lane", "tcp"])
 
 
 def connected(receiver: Peer, **changes: Any) -> Sender:
@@ -86,9 +98,10 @@ def test_a_listener_that_is_no_receiver_is_given_up() -> None:
         assert sender.wait_for(PeerLost)[0].reason is LostReason.CONNECT
 
 
-def test_a_killed_receiver_is_noticed_and_no_page_is_lost() -> None:
-    receiver = Peer("receiver", "decode-1", page_bytes=BIG_PAGE_BYTES)
-    sender = connected(receiver, page_bytes=BIG_PAGE_BYTES)
+@each_lane
+def test_a_killed_receiver_is_noticed_and_no_page_is_lost(ucx_options: dict[str, str]) -> None:
+    receiver = Peer("receiver", "decode-1", page_bytes=BIG_PAGE_BYTES, ucx_options=ucx_options)
+    sender = connected(receiver, page_bytes=BIG_PAGE_BYTES, ucx_options=ucx_options)
     with closing(sender, receiver):
         receiver.expect(key(1))
         receiver.do("hold", on=True)
@@ -101,9 +114,10 @@ def test_a_killed_receiver_is_noticed_and_no_page_is_lost() -> None:
         sender.wait_for_pages()
 
 
-def test_a_killed_sender_is_noticed_and_no_page_is_lost() -> None:
-    receiver = Peer("receiver", "decode-1", page_bytes=BIG_PAGE_BYTES)
-    sender = Peer("sender", "prefill-1", page_bytes=BIG_PAGE_BYTES)
+@each_lane
+def test_a_killed_sender_is_noticed_and_no_page_is_lost(ucx_options: dict[str, str]) -> None:
+    receiver = Peer("receiver", "decode-1", page_bytes=BIG_PAGE_BYTES, ucx_options=ucx_options)
+    sender = Peer("sender", "prefill-1", page_bytes=BIG_PAGE_BYTES, ucx_options=ucx_options)
     with closing(receiver, sender):
         address = receiver.address
         sender.do("connect", address={name: getattr(address, name) for name in PeerAddress.__slots__})
@@ -204,6 +218,26 @@ def test_a_receiver_that_closes_tells_its_senders_and_keeps_no_page() -> None:
         assert sender.wait_for(PeerLost)[0].reason in {LostReason.CLOSED, LostReason.ENDPOINT}
         sender.wait_for(Pushed, NUM_PAGES)
         sender.wait_for_pages()
+
+
+def test_a_stranger_on_the_port_does_no_harm() -> None:
+    receiver = Peer("receiver", "decode-1")
+    sender = Sender()
+    with closing(sender, receiver):
+        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096)):
+            with socket.create_connection(("127.0.0.1", receiver.port)) as stranger:
+                stranger.sendall(noise)
+        sender.transfer.connect(receiver.address)
+        sender.wait_for(PeerProven)
+
+
+def test_a_dead_transfer_thread_wakes_the_loop_and_ends_it() -> None:
+    sender = Sender()
+    sender.transfer._commands.put(lambda: exit("the thread dies of this"))
+    assert select.select([sender.transfer.wake_fd], [], [], 5)[0]
+    sender.transfer._thread._thread.join(5)
+    with pytest.raises(TransferError, match="died"):
+        sender.transfer.poll()
 
 
 def test_disconnect_ends_one_peer_and_connect_brings_it_back() -> None:

@@ -140,6 +140,7 @@ def test_lanes_are_ordered_by_speed() -> None:
     [
         ({"peer_id": ""}, "peer_id"),
         ({"incarnation": "x" * 65}, "incarnation"),
+        ({"group": ""}, "group"),
         ({"credit": 0}, "credit"),
         ({"listen_port": 70_000}, "listen_port"),
         ({"push_timeout_s": 0.0}, "push_timeout_s"),

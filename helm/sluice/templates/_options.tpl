@@ -1,0 +1,75 @@
+{{/* From values to the options of processes. */}}
+
+{{/* The values of one component as YAML: those of `worker` with each key that the role has of its own. dict ctx component */}}
+{{- define "sluice.values" -}}
+{{- $out := dict -}}
+{{- if eq .component "pd-master" -}}
+{{- $out = .ctx.Values.pdMaster -}}
+{{- else -}}
+{{- range $key, $value := .ctx.Values.worker }}{{ $_ := set $out $key $value }}{{ end -}}
+{{- range $key, $value := index .ctx.Values .component }}{{ $_ := set $out $key $value }}{{ end -}}
+{{- end -}}
+{{- toYaml $out -}}
+{{- end }}
+
+{{/* A scalar as a process reads it: whole numbers without exponent. */}}
+{{- define "sluice.scalar" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
+{{- end }}
+
+{{/* The values that are options, by their names here. A test holds this list to services/common/config.py. */}}
+{{- define "sluice.optionKeys" -}}
+{{- if eq . "pd-master" -}}
+logLevel logFormat maxQueue maxBodyBytes maxChoices maxAttempts queueBudgetS deadlineS clientBufferBytes clientStallS workerTimeoutS drainS
+{{- else -}}
+logLevel logFormat backend threads seed tp maxRunningRequests kvPoolTokens kvMemoryFraction chunkTokens prefixCache maxQueue priorOutputTokens pendingKvShare transferPageBytes transferPages transferDepth transferDeadlineS ucxTls ucxNetDevices ucxProgress requireLane verifyKv reservationLeaseS masterTimeoutS engineStallS drainS
+{{- end -}}
+{{- end }}
+
+{{/* The environment of a process, as a ConfigMap's data: dict ctx component */}}
+{{- define "sluice.options" -}}
+{{- $values := include "sluice.values" . | fromYaml -}}
+{{- range $key := splitList " " (include "sluice.optionKeys" .component) }}
+{{- $text := include "sluice.scalar" (index $values $key) }}
+{{- if ne $text "" }}
+SLUICE_{{ snakecase $key | upper }}: {{ $text | quote }}
+{{- end }}
+{{- end }}
+{{- if eq .component "pd-master" }}
+{{- include "sluice.gatewayOptions" .ctx }}
+{{- else }}
+{{- include "sluice.workerOptions" .ctx }}
+{{- end }}
+{{- end }}
+
+{{- define "sluice.gatewayOptions" }}
+SLUICE_HTTP_PORT: "8000"
+SLUICE_GRPC_PORT: "8001"
+SLUICE_DISCOVERY: kubernetes
+SLUICE_NAMESPACE: {{ .Release.Namespace | quote }}
+SLUICE_WORKER_SELECTOR: {{ include "sluice.workerSelector" . | quote }}
+{{- end }}
+
+{{- define "sluice.workerOptions" }}
+{{- $model := .Values.model }}
+SLUICE_MODEL: {{ include "sluice.modelPath" . | quote }}
+{{- with $model.servedName }}
+SLUICE_SERVED_MODEL_NAME: {{ . | quote }}
+{{- end }}
+SLUICE_DTYPE: {{ $model.dtype | quote }}
+SLUICE_LOAD_FORMAT: {{ $model.loadFormat | quote }}
+SLUICE_MAX_CONTEXT_TOKENS: {{ include "sluice.scalar" $model.maxContextTokens | quote }}
+SLUICE_HTTP_PORT: {{ .Values.ports.http | quote }}
+SLUICE_GRPC_PORT: {{ .Values.ports.grpc | quote }}
+SLUICE_TRANSFER_PORT: {{ .Values.ports.kv | quote }}
+UCX_TCP_PORT_RANGE: {{ printf "%v-%v" .Values.ports.kvData.first .Values.ports.kvData.last | quote }}
+{{- end }}
+
+{{/* Where the engine finds the model. */}}
+{{- define "sluice.modelPath" -}}
+{{- $model := .Values.model -}}
+{{- if eq $model.source "hub" -}}{{ $model.hub.id }}
+{{- else if eq $model.source "hostPath" -}}{{ printf "/models/%s" (base $model.hostPath.path) }}
+{{- else -}}{{ printf "/models/%s" (trimAll "/" (index $model $model.source).path) | trimSuffix "/" }}
+{{- end -}}
+{{- end }}

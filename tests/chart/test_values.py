@@ -1,0 +1,109 @@
+"""Single values and what they make of the objects."""
+
+from typing import Any
+
+import pytest
+
+from tests.chart.objects import container, named, of_kind
+from tools.check_chart import preset, render
+
+
+def pod(values: dict[str, Any], role: str = "decode") -> dict[str, Any]:
+    """The pod template of a component."""
+    template: dict[str, Any] = named(render(values), "Deployment", f"sluice-{role}")["spec"]["template"]
+    return template
+
+
+def volumes(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The volumes of a worker by name."""
+    return {one["name"]: one for one in pod(values)["spec"]["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ({"source": "hub", "hub": {"id": "a/b"}}, "a/b"),
+        ({"source": "pvc", "pvc": {"claimName": "c", "path": "deep/m"}}, "/models/deep/m"),
+        ({"source": "pvc", "pvc": {"claimName": "c"}}, "/models"),
+        ({"source": "hostPath", "hostPath": {"path": "/data/m"}}, "/models/m"),
+        ({"source": "image", "image": {"reference": "r:1", "path": "/"}}, "/models"),
+    ],
+)
+def test_model_is_looked_for_where_it_is_mounted(model: dict[str, Any], path: str) -> None:
+    objects = render({"model": model})
+    assert named(objects, "ConfigMap", "sluice-decode")["data"]["SLUICE_MODEL"] == path
+    mounts = {one["name"]: one["mountPath"] for one in container(objects, "sluice-decode")["volumeMounts"]}
+    assert "hub" in mounts if model["source"] == "hub" else path.startswith(mounts["model"])
+
+
+def test_hub_cache_is_what_was_chosen() -> None:
+    assert "emptyDir" in volumes({})["hub"]
+    claim = volumes({"model": {"hub": {"cache": "pvc", "claimName": "c"}}})["hub"]
+    assert claim["persistentVolumeClaim"] == {"claimName": "c"}
+
+
+def test_changed_option_replaces_the_pods_of_its_component_alone() -> None:
+    def checksum(values: dict[str, Any], role: str) -> str:
+        return str(pod(values, role)["metadata"]["annotations"]["checksum/config"])
+
+    changed = {"decode": {"maxRunningRequests": 3}}
+    assert checksum(changed, "decode") != checksum({}, "decode")
+    assert checksum(changed, "prefill") == checksum({}, "prefill")
+
+
+def test_hugging_face_token_comes_from_a_secret() -> None:
+    objects = render({"huggingFace": {"token": "hf_x"}})
+    assert named(objects, "Secret", "sluice-hugging-face")["data"] == {"token": "aGZfeA=="}
+    env = {one["name"]: one for one in container(objects, "sluice-prefill")["env"]}
+    assert env["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "sluice-hugging-face", "key": "token"}
+
+
+def test_autoscaler_owns_the_replicas() -> None:
+    objects = render(preset("2p4d-rdma"))
+    assert "replicas" not in named(objects, "Deployment", "sluice-decode")["spec"]
+    assert named(objects, "Deployment", "sluice-prefill")["spec"]["replicas"] == 2
+    assert {one["metadata"]["name"] for one in of_kind(objects, "HorizontalPodAutoscaler")} == {
+        "sluice-decode", "sluice-pd-master",
+    }  # fmt: skip
+
+
+def test_rdma_pod_gets_its_device_and_may_pin_memory_and_finds_its_gid() -> None:
+    worker = container(render(preset("2p4d-rdma")), "sluice-prefill")
+    assert worker["resources"]["limits"]["rdma/hca_shared_devices_a"] == "1"
+    assert worker["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    assert worker["command"] == ["python", "-m", "services.cli.rdma_gid", "sluice"]
+
+
+def test_rdma_claim_of_dra_stands_in_pod_and_container() -> None:
+    values = {"worker": {"rdma": {"enabled": True, "claimTemplate": "nic"}}}
+    spec = pod(values)["spec"]
+    assert spec["resourceClaims"] == [{"name": "rdma", "resourceClaimTemplateName": "nic"}]
+    assert spec["containers"][0]["resources"]["claims"] == [{"name": "rdma"}]
+
+
+def test_pinned_gid_index_is_handed_over_as_it_is() -> None:
+    values = {"worker": {"rdma": {"enabled": True, "resource": "rdma/a", "gidIndex": 3}}}
+    worker = pod(values)["spec"]["containers"][0]
+    assert {"name": "UCX_IB_GID_INDEX", "value": "3"} in worker["env"]
+    assert "command" not in worker
+
+
+def test_priority_class_that_is_made_is_used() -> None:
+    objects = render({"priorityClass": {"create": True, "name": "p"}})
+    assert [one["metadata"]["name"] for one in of_kind(objects, "PriorityClass")] == ["p"]
+    assert named(objects, "Deployment", "sluice-decode")["spec"]["template"]["spec"]["priorityClassName"] == "p"
+
+
+def test_egress_is_bounded_when_asked() -> None:
+    policy = named(render({"networkPolicy": {"egress": True}}), "NetworkPolicy", "sluice-pd-master")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 443, 6443, 9001}
+
+
+def test_clients_that_are_named_are_the_only_ones() -> None:
+    clients = [{"podSelector": {"matchLabels": {"app": "web"}}}]
+    rules = named(render({"networkPolicy": {"clients": clients}}), "NetworkPolicy", "sluice-pd-master")["spec"][
+        "ingress"
+    ]
+    assert all("from" in rule for rule in rules)
+    assert clients[0] in rules[0]["from"]

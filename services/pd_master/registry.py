@@ -117,6 +117,7 @@ class Registry:
             proven=frozenset() if beat is None else frozenset(pair.worker for pair in beat.proven),
             pending_requests=self._pending.num_requests(hello.worker),
             pending_tokens=self._pending.num_tokens(hello.worker),
+            draining=beat is not None and beat.draining,
         )
 
     def say(self, worker: WorkerRef, message: MasterMessage) -> None:

@@ -45,6 +45,8 @@ class WorkerView:
     pending_requests: int
     pending_tokens: int
     """This master's own dispatches that `load` does not contain yet."""
+    draining: bool = False
+    """It said so; for people, since `takes_work` is false then."""
 
     @property
     def wait_s(self) -> float:

@@ -30,7 +30,7 @@ class EngineProcess:
         changes.setdefault("incarnation", f"{worker_id}-start")
         config = msgspec.structs.replace(engine_config(folder), **({"endpoint": endpoint} | changes))
         self.config = config
-        self._socket = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(endpoint)
         self.process = subprocess.Popen(

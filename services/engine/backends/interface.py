@@ -1,8 +1,4 @@
-"""What a backend offers: the operations that models are built from, on the step at hand.
-
-Models call these and nothing else of the device, so a backend may fuse as it likes: rope with the KV write, the gate
-with its GEMM. A step's own data (positions, slots, context lengths) is in the opaque value that `prepare` returned.
-"""
+"""What a backend offers to the model runner and to the KV transfer, beside the operations that models call."""
 
 from typing import NamedTuple, Protocol
 
@@ -11,14 +7,9 @@ from torch import Tensor
 
 from services.engine.arrays import Ints
 from services.engine.batch import Batch
+from services.engine.ops import Ops, QkNorm
 
-
-class QkNorm(NamedTuple):
-    """Per-head RMS norm of queries and keys before rope (qwen3): weights [head_dim]."""
-
-    q_weight: Tensor
-    k_weight: Tensor
-    eps: float
+__all__ = ["Backend", "Copy", "Heads", "Ops", "QkNorm"]
 
 
 class Heads(NamedTuple):
@@ -34,42 +25,6 @@ class Copy(Protocol):
 
     def done(self) -> bool:
         """Whether the device has finished it: only then may the page go on."""
-        ...
-
-
-class Ops(Protocol):
-    """Called by models, in the engine's process, on the one compute stream."""
-
-    def embed(self, ids: Tensor, weight: Tensor) -> Tensor:
-        """Rows of `weight` [vocab_size, hidden] for `ids` [num_tokens]."""
-        ...
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """`x @ weight.T + bias`; x [num_tokens, in], weight [out, in]."""
-        ...
-
-    def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """`silu(gate) * up` where [gate, up] = linear(x); weight [2 * intermediate, in]."""
-        ...
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Root-mean-square norm of x [num_tokens, hidden] in float32 (arXiv 1910.07467)."""
-        ...
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Add x into `residual` in place and return the norm of the sum."""
-        ...
-
-    def attend(self, layer: int, qkv: Tensor, norm: QkNorm | None) -> Tensor:
-        """Rope queries and keys, write keys and values to the step's slots, and attend causally.
-
-        qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], may be overwritten.
-        Returns [num_tokens, num_heads * head_dim].
-        """
-        ...
-
-    def reduce(self, x: Tensor) -> Tensor:
-        """Sum over tensor-parallel ranks; the identity on one."""
         ...
 
 

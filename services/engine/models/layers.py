@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from services.engine.backends.interface import Ops, QkNorm
+from services.engine.ops import Ops, QkNorm
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Qwen3 (arXiv 2505.09388): Llama with an RMS norm over each head of queries and keys before rope."""
 
-from services.engine.backends.interface import QkNorm
 from services.engine.models import llama
 from services.engine.models.config import ModelConfig
 from services.engine.models.layers import Attention, Block, Decoder
 from services.engine.models.weights import Weights
+from services.engine.ops import QkNorm
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

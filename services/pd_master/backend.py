@@ -68,6 +68,18 @@ class Models(Protocol):
         ...
 
 
+class StageListener(Protocol):
+    """Hears of requests' stages by their ids; ids that it does not know are of no interest."""
+
+    def prefilling(self, request_id: str) -> None:
+        """The prompt is being computed."""
+        ...
+
+    def joined(self, request_id: str) -> None:
+        """The KV is on the decode worker."""
+        ...
+
+
 class Generation(Protocol):
     """One running request. Iterating gives all deltas that are pending, at most one per choice, in order (R6, R15)."""
 

@@ -12,7 +12,7 @@ from services.common.config import GatewayConfig
 from services.common.errors import RequestAbortedError
 from services.pd_master.api.health import HealthEndpoint
 from services.pd_master.api.routes import build_app
-from services.pd_master.backend import Dispatcher, Models
+from services.pd_master.backend import Dispatcher, Models, StageListener
 from services.pd_master.gateway import Gateway
 from services.pd_master.grpc_gateway import GrpcServer
 from services.pd_master.http_server import HttpServer
@@ -42,6 +42,11 @@ class Front:
             stall_s=config.client_stall_s,
         )
         self._grpc = GrpcServer(self._gateway, config.host, config.grpc_port)
+
+    @property
+    def stages(self) -> StageListener:
+        """Who wants to hear of requests' stages."""
+        return self._gateway
 
     @property
     def http_port(self) -> int:

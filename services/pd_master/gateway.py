@@ -45,7 +45,7 @@ class Gateway:
         self.metrics = metrics
         self.started_at = time.time()
         self._dispatcher = dispatcher
-        self._live: set[LiveRequest] = set()
+        self._live: dict[str, LiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -74,7 +74,7 @@ class Gateway:
         if self.num_active >= self.config.max_queue:
             raise OverloadedError(f"{self.num_active} requests are in work, which is the limit", retry_after_s=1.0)
         live = LiveRequest(request, self.metrics, api=api, arrived=arrived, on_end=self._ended)
-        self._live.add(live)
+        self._live[request.request_id] = live
         self._idle.clear()
         self.metrics.active.inc()
         await live.dispatch(self._dispatcher)
@@ -91,10 +91,22 @@ class Gateway:
 
     async def end_all(self, error: SluiceError) -> None:
         """End every generation; its client gets the error."""
-        await asyncio.gather(*(live.interrupt(error) for live in list(self._live)))
+        await asyncio.gather(*(live.interrupt(error) for live in list(self._live.values())))
+
+    def prefilling(self, request_id: str) -> None:
+        """A worker began to compute this prompt."""
+        live = self._live.get(request_id)
+        if live is not None:
+            live.prefilling()
+
+    def joined(self, request_id: str) -> None:
+        """A decode worker has this request's KV."""
+        live = self._live.get(request_id)
+        if live is not None:
+            live.joined()
 
     def _ended(self, live: LiveRequest) -> None:
-        self._live.discard(live)
+        self._live.pop(live.request.request_id, None)
         self.metrics.active.dec()
         if not self._live:
             self._idle.set()

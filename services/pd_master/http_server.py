@@ -37,6 +37,7 @@ class HttpServer:
             lifespan="off",
             interface="asgi3",
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             date_header=True,

@@ -37,6 +37,9 @@ class LiveRequest:
         self._generation: Generation | None = None
         self._clock = asyncio.get_running_loop().time
         self._last_token: list[float] = [0.0] * request.num_choices
+        self._dispatched = 0.0
+        self._prefilling = 0.0
+        self._first_token = 0.0
         self._outcome = "aborted"
 
     @property
@@ -51,7 +54,8 @@ class LiveRequest:
 
     async def dispatch(self, dispatcher: Dispatcher) -> None:
         """Hand the request over. Raises what the dispatcher raises; the request has ended then."""
-        self._metrics.prepare.observe(self._clock() - self._arrived)
+        self._dispatched = self._clock()
+        self._metrics.prepare.observe(self._dispatched - self._arrived)
         try:
             self._generation = await dispatcher.submit(self.request)
         except SluiceError as error:
@@ -75,6 +79,18 @@ class LiveRequest:
             self._outcome = error.code
             raise
         self._outcome = "completed"
+
+    def prefilling(self) -> None:
+        """The prompt is being computed; a later attempt's does not count as a stage of the user's."""
+        if not self._prefilling:
+            self._prefilling = self._clock()
+            self._metrics.stage.labels("queue").observe(self._prefilling - self._dispatched)
+
+    def joined(self) -> None:
+        """The KV is on the decode worker; what passed since the first token is what the transfer cost the user."""
+        if self._first_token:
+            self._metrics.stage.labels("transfer").observe(self._clock() - self._first_token)
+            self._first_token = 0.0
 
     async def interrupt(self, error: SluiceError) -> None:
         """End it for a reason of the server's: whoever iterates gets the error."""
@@ -105,9 +121,15 @@ class LiveRequest:
         if last:
             self._metrics.tokens.observe(now - last, count)
         elif self.num_output_tokens == 0:
-            self._metrics.first_token.observe(now - self._arrived)
+            self._observe_first(now)
         self.num_output_tokens += count
         self._metrics.tokens.num_tokens += count
+
+    def _observe_first(self, now: float) -> None:
+        self._first_token = now
+        self._metrics.first_token.observe(now - self._arrived)
+        if self._prefilling:
+            self._metrics.stage.labels("prefill").observe(now - self._prefilling)
 
     def _end(self, outcome: str) -> None:
         on_end, self._on_end = self._on_end, None

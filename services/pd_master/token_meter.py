@@ -1,7 +1,7 @@
 """The two series that are fed for every delta: output tokens and the time between them.
 
-The client library's own counters take a lock for each observation, which at a hundred thousand tokens a second is a tenth
-of a core; these are plain numbers of the event loop, read when a scrape comes.
+The client library's own counters take a lock for each observation, which at a hundred thousand tokens a second is a
+tenth of a core; these are plain numbers of the event loop, read when a scrape comes.
 """
 
 from bisect import bisect_left

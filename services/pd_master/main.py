@@ -1,0 +1,63 @@
+"""A pd_master's main: logs, signals, the event loop, the wiring, the exit status."""
+
+import asyncio
+import logging
+import signal
+import socket
+
+import uvloop
+
+from services.common.config import GatewayConfig
+from services.common.identity import new_incarnation
+from services.common.log import configure_logging
+from services.common.messages import MasterRef
+from services.common.options import ConfigError
+from services.pd_master.discovery import Discovery, StaticDiscovery
+from services.pd_master.dispatcher import PdDispatcher
+from services.pd_master.fleet import Fleet
+from services.pd_master.front import Front
+from services.pd_master.metrics import GatewayMetrics
+from services.pd_master.pending_load import PendingLoad
+from services.pd_master.registry import Registry
+
+log = logging.getLogger(__name__)
+
+
+def run(config: GatewayConfig) -> int:
+    """Run one gateway until SIGTERM or SIGINT. Returns 0 after a drain, 1 when something broke. Raises ConfigError."""
+    configure_logging("pd-master", level=config.log_level, format=config.log_format)
+    try:
+        uvloop.run(_run(config))
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(str(error)) from error
+    except Exception:
+        log.exception("the gateway ends: something in it broke")
+        return 1
+    return 0
+
+
+async def _run(config: GatewayConfig) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    master = MasterRef(f"{socket.gethostname()}:{config.http_port}", new_incarnation())
+    pending = PendingLoad()
+    registry = Registry(master, _discovery(config), pending)
+    dispatcher = PdDispatcher(
+        registry, pending, client_buffer_bytes=config.client_buffer_bytes, client_stall_s=config.client_stall_s
+    )
+    fleet = Fleet(master, registry, dispatcher)
+    front = Front(config, fleet, dispatcher, GatewayMetrics())
+    fleet.stages = front.stages
+    async with asyncio.TaskGroup() as tasks:
+        links = tasks.create_task(registry.run(fleet), name="registry")
+        await front.serve(stop)
+        links.cancel()
+
+
+def _discovery(config: GatewayConfig) -> Discovery:
+    if config.discovery != "static":
+        raise ConfigError(f"--discovery: {config.discovery} is not available in this build; it takes static")
+    return StaticDiscovery(config.workers)

@@ -130,7 +130,7 @@ class DecodeMetrics:
         self.join = series.seconds("join_seconds", "From the grant of a reservation to the first decode step")
         self.grant = series.seconds("reservation_queue_seconds", "From a reservation's arrival to its grant")
         self.inter_token = series.seconds("inter_token_seconds", "Between two steps of one sequence")
-        self.output_tokens = series.counter("output_tokens_total", "Tokens delivered to masters")
+        self.output_tokens = series.counter("output_tokens_total", "Tokens decoded here")
         self.finished = series.counter("finished_sequences_total", "Sequences that ended here", ("reason",))
         self.revoked = series.counter("reservations_revoked_total", "Reservations taken back to find slots")
         self.leases_expired = series.counter("leases_expired_total", "Reservations ended by their lease")
@@ -143,7 +143,6 @@ class SessionMetrics:
         self.masters = series.gauge("sessions", "Masters with a live session")
         self.frames = series.counter("session_frames_total", "Frames of deltas sent to masters")
         self.deltas = series.counter("session_deltas_total", "Deltas sent to masters")
-        self.lost = series.counter("sessions_lost_total", "Masters given up after the grace without a session")
         self.errors = series.counter("rpc_errors_total", "RPCs that ended in an error", ("method", "code"))
 
 

@@ -69,6 +69,7 @@ class DecodeReservations:
     ) -> None:
         self.draining = False
         """Set by the service: nothing new is reserved, what is in goes on (DESIGN R17)."""
+        self.num_leases_expired = 0
         self._effects: list[Effect] = []
         self._lease_s = times.reservation_lease_s
         self._new_id = new_id
@@ -286,6 +287,7 @@ class DecodeReservations:
         holds: dict[WorkerRef, list[AttemptKey]] = {peer: [] for peer in self._peers.present()}
         for one in list(self._of_peers()):
             if one.lease_until <= now:
+                self.num_leases_expired += 1
                 self._lose(one, RefusalReason.TRANSFER, "its lease ran out", now)
             else:
                 holds.get(one.peer, []).append(one.key)

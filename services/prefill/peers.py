@@ -8,12 +8,14 @@ import asyncio
 import itertools
 import logging
 from dataclasses import dataclass
+from typing import cast
 
 from services.common import ipc
 from services.common.messages import PROTOCOL, Peer, ProvenPair, WorkerRef
 from services.common.metrics import TransferMetrics
 from services.common.peer_messages import DecodeHello, DecodeMessage, PrefillHello, PrefillMessage
 from services.prefill.handoff import PrefillHandoff
+from services.prefill.observe import ReservationTimes
 from services.prefill.peer_link import PeerLink
 from services.worker.engine_client import EngineClient
 from services.worker.service import WorkerService
@@ -47,12 +49,14 @@ class DecodePeers:
         service: WorkerService,
         engine: EngineClient,
         metrics: TransferMetrics,
+        times: ReservationTimes,
     ) -> None:
         self._own = PrefillHello(PROTOCOL, ref, group)
         self._core = core
         self._service = service
         self._engine = engine
         self._metrics = metrics
+        self._times = times
         self._numbers = itertools.count(1)
         self._pairs: dict[str, _Pair] = {}
         """By worker id: one start of it at a time."""
@@ -61,9 +65,11 @@ class DecodePeers:
 
     def send(self, worker: WorkerRef, message: PrefillMessage | DecodeMessage) -> None:
         """Say something; dropped without a session to exactly this start."""
+        said = cast(PrefillMessage, message)
+        self._times.said(said)
         pair = self._pairs.get(worker.worker_id)
         if pair is not None and pair.link.peer.worker == worker:
-            pair.link.say(message)  # type: ignore[arg-type]  # a prefill core says only PrefillMessages
+            pair.link.say(said)
 
     def want(self, peers: tuple[Peer, ...]) -> None:
         """Keep sessions and transfers to these and to no others."""
@@ -109,6 +115,7 @@ class DecodePeers:
 
     def link_said(self, worker: WorkerRef, message: DecodeMessage) -> None:
         """A message came."""
+        self._times.heard(message)
         self._service.hand_in(lambda now: self._core.from_peer(worker, message))  # noqa: ARG005
 
     def link_down(self, worker: WorkerRef) -> None:

@@ -12,7 +12,6 @@ engine answers, and hands the owner what concerns the job. A job's last event is
 
 import itertools
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -25,6 +24,7 @@ from services.router import events as told
 from services.router.router import Outlets, Router
 from services.router.work import QueuedWork, RouterConfig, WorkKind
 from services.worker.engine_client import EngineClient
+from services.worker.stages import Stages
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,6 @@ JobEvent: TypeAlias = (
 class _Job:
     work: QueuedWork
     command: ipc.Admit | ipc.Reserve
-    started_s: float
     started: bool = False
     """The Router knows that it decodes."""
     ending: bool = False
@@ -81,6 +80,7 @@ class Jobs:
     ) -> None:
         self._engine = engine
         self._metrics = metrics
+        self._stages = Stages(metrics)
         self._on_event = on_event
         self._ids = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
@@ -96,7 +96,8 @@ class Jobs:
     def start(self, work: QueuedWork, command: ipc.Admit | ipc.Reserve) -> None:
         """Queue a job; `work.key` is its id. Raises ContextLengthError or OverloadedError and then does not know it."""
         self.router.enqueue(work)
-        self._jobs[command.job_id] = _Job(work, command, time.monotonic())
+        self._jobs[command.job_id] = _Job(work, command)
+        self._stages.queued(command.job_id, work)
 
     def end(self, job_id: int) -> None:
         """End a job in any state; Ended follows, at once if the engine never heard of it. Unknown ids are ignored."""
@@ -116,6 +117,7 @@ class Jobs:
     def finish(self, job_id: int, choice: int, num_output_tokens: int) -> None:
         """A stop string ended a sequence: the engine drops what lies beyond (DESIGN R10)."""
         self._engine.send(ipc.Finish(job_id, choice, num_output_tokens))
+        self._stages.finished(FinishReason.STOP.value)
         self.router.tell(told.Finished(job_id, choice, num_output_tokens, natural=True))
 
     # ---------------------------------------------------------------------------------------------- from the Router
@@ -125,7 +127,7 @@ class Jobs:
 
     def _give_up(self, work: QueuedWork, error: SluiceError) -> None:
         job_id = _job_id(work)
-        del self._jobs[job_id]
+        self._forget(job_id)
         self._metrics.router.refused.labels("queue_budget").inc()
         self._on_event(GivenUp(job_id, error))
 
@@ -154,11 +156,15 @@ class Jobs:
         job = self._jobs.get(event.job_id)
         if job is None:
             return
-        if isinstance(event, ipc.Joined):
-            self._decodes(job)
-        if isinstance(event, ipc.Preempted):
-            self._metrics.engine.preemptions.inc()
-            self.router.tell(told.Preempted(event.job_id, event.choice))
+        match event:
+            case ipc.Joined(job_id=job_id):
+                self._stages.joined(job_id)
+                self._decodes(job)
+            case ipc.Preempted(job_id=job_id, choice=choice):
+                self._metrics.engine.preemptions.inc()
+                self.router.tell(told.Preempted(job_id, choice))
+            case ipc.Revoked():
+                self._stages.revoked()
         self._on_event(event)
 
     def _admitted(self, event: ipc.Admitted | ipc.Reserved) -> None:
@@ -166,7 +172,7 @@ class Jobs:
         if job is None:
             return
         self.router.tell(told.Admitted(event.job_id, event.held_slots, event.cached_tokens))
-        self._metrics.router.queue.observe(time.monotonic() - job.started_s)
+        self._stages.admitted(event)
         self._on_event(event)
 
     def _deferred(self, job_id: int) -> None:
@@ -178,9 +184,13 @@ class Jobs:
                 self._ended(job_id)
 
     def _ended(self, job_id: int) -> None:
-        if self._jobs.pop(job_id, None) is not None:
+        if self._forget(job_id):
             self.router.tell(told.Gone(job_id))
             self._on_event(ipc.Ended(job_id))
+
+    def _forget(self, job_id: int) -> bool:
+        self._stages.ended(job_id)
+        return self._jobs.pop(job_id, None) is not None
 
     def _stepped(self, step: ipc.StepDone) -> None:
         computed = []
@@ -199,6 +209,7 @@ class Jobs:
         job = self._jobs.get(output.job_id)
         if job is None:
             return
+        self._stages.output(output)
         if job.work.grows:
             self._decodes(job)
         self._on_event(output)

@@ -73,6 +73,12 @@ class RunningWorker:
             while not await self._is_empty():  # noqa: ASYNC110 - the engine is asked again each time
                 await asyncio.sleep(0.05)
 
+    async def until_reserved(self) -> None:
+        """Wait until slots are promised to KV on its way."""
+        async with asyncio.timeout(20):
+            while not (await self.integrity()).usage.reserved_slots:  # noqa: ASYNC110 - the engine is asked again
+                await asyncio.sleep(0.02)
+
     async def _is_empty(self) -> bool:
         answer = await self.integrity()
         assert not answer.problems

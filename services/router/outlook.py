@@ -63,16 +63,17 @@ class Outlook:
         if due:
             self._rebuilt_at, self._left = now, None
 
-    def joiners(self, queue: WaitingQueue) -> Joiners:
+    def joiners(self, queue: WaitingQueue, running: RunningSet) -> Joiners:
         """What waits, as it would join the pool now."""
         arrays = queue.arrays()
         if self._left is None or self._left_for is not arrays:
-            self._left, self._left_for = self.lengths.remaining(arrays.lengths, self.level), arrays
+            left = self.lengths.remaining(arrays.lengths, self.level)
+            self._left, self._left_for = np.where(arrays.growth > 0, left + running.join_steps, left), arrays
         return Joiners(arrays.held, self._left, arrays.growth)
 
     def waits_s(self, queue: WaitingQueue, running: RunningSet, capacity: int) -> FloatArray:
         """[k + 1] predicted wait of each entry of the queue, and of one that would come now."""
-        backlog = Backlog(self.joiners(queue), queue.arrays().compute_tokens, running.computing_tokens)
+        backlog = Backlog(self.joiners(queue, running), queue.arrays().compute_tokens, running.computing_tokens)
         if not len(queue) and not running.computing_tokens:
             return np.zeros(1)
         return predicted_waits_s(running.ledger.curve(), backlog, capacity, self.rates)

@@ -17,10 +17,12 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 
 from services.common.errors import OverloadedError, SluiceError
 from services.router import events
 from services.router.outlook import Outlook
+from services.router.peak_memory import Joiners
 from services.router.running import RunningSet
 from services.router.scheduler import Plan, PoolView, hopeless, plan, refusal, retry_after_s
 from services.router.waiting import WaitingQueue
@@ -34,7 +36,7 @@ _HEARTBEAT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Outlets:
-    """What a Router does to the world. Called from `decide`; must not block and must not call the Router back."""
+    """What a Router does to the world. Called at the end of `decide`, in the order decided; must not block."""
 
     propose: Callable[[QueuedWork], None]
     """Ask the engine to take it; the answer is told as Admitted or Deferred."""
@@ -82,6 +84,8 @@ class Router:
         """The engine deferred a proposal and has told nothing since."""
         self._asked: set[Hashable] = set()
         """Waiting prompts for which a decode worker was asked already."""
+        self._outbox: list[Callable[[], None]] = []
+        """What `decide` has decided; carried out when it has finished, so that it may be answered at once."""
         self._wake = asyncio.Event()
 
     def enqueue(self, work: QueuedWork) -> None:
@@ -126,8 +130,12 @@ class Router:
         self._outlook.predict(self._running)
         self._expire(now_s)
         if not self._resting:
-            self._act(plan(self._queue, self._outlook.joiners(self._queue), self._pool(), self._config, now_s), now_s)
+            joiners = self._outlook.joiners(self._queue, self._running)
+            self._act(plan(self._queue, joiners, self._pool(), self._config, now_s), joiners, now_s)
         self._shed(now_s)
+        outbox, self._outbox = self._outbox, []
+        for act in outbox:
+            act()
 
     async def run(self) -> None:
         """Plan whenever something has changed, until cancelled."""
@@ -156,7 +164,7 @@ class Router:
         """How the worker stands. O(n), vectorised: for a frame, not for a token."""
         self._outlook.predict(self._running)
         curve, capacity = self._running.ledger.curve(), self._config.capacity_slots
-        demand = curve.peak_with(self._outlook.joiners(self._queue)) + self._foreign_slots
+        demand = curve.peak_with(self._outlook.joiners(self._queue, self._running)) + self._foreign_slots
         return Load(
             num_waiting=len(self._queue),
             num_running=self._running.num_sequences,
@@ -243,21 +251,20 @@ class Router:
             resuming=running.num_resuming > 0,
         )
 
-    def _act(self, decided: Plan, now_s: float) -> None:
-        left = self._outlook.joiners(self._queue).left
+    def _act(self, decided: Plan, joiners: Joiners, now_s: float) -> None:
         for index, count in decided.bypassed.items():
             entry = self._queue[index]
             entry.bypassed += count
             entry.blocked_since_s = now_s if entry.blocked_since_s is None else entry.blocked_since_s
         reserve_first = [self._queue[index].work for index in decided.reserve_first]
-        for entry, tokens in zip(self._queue.take(decided.admit), left[decided.admit].tolist(), strict=True):
+        for entry, tokens in zip(self._queue.take(decided.admit), joiners.left[decided.admit].tolist(), strict=True):
             self._asked.discard(entry.work.key)
             self._running.propose(entry, tokens)
-            self._outlets.propose(entry.work)
+            self._outbox.append(partial(self._outlets.propose, entry.work))
         for work in reserve_first:
             if work.key not in self._asked:
                 self._asked.add(work.key)
-                self._outlets.reserve_first(work)
+                self._outbox.append(partial(self._outlets.reserve_first, work))
 
     def _expire(self, now_s: float) -> None:
         """Give up what has waited out its queue budget."""
@@ -283,7 +290,8 @@ class Router:
     def _give_up(self, work: QueuedWork, why: str, wait_s: float) -> None:
         self._queue.pop(work.key)
         self._asked.discard(work.key)
-        self._outlets.give_up(work, OverloadedError(why, retry_after_s=retry_after_s(wait_s)))
+        error = OverloadedError(why, retry_after_s=retry_after_s(wait_s))
+        self._outbox.append(partial(self._outlets.give_up, work, error))
 
     def _sleep_s(self) -> float | None:
         if not len(self._queue):

@@ -14,11 +14,16 @@ import enum
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+import numpy as np
+
 from services.router.output_length import OutputLengths, place_of
 from services.router.peak_ledger import PeakLedger
 from services.router.sequence_facts import SequenceFacts
 from services.router.waiting import Waiting
 from services.router.work import RouterConfig, WorkKind
+
+_FORGET = 0.98
+"""What is left of an old maximum with each one that starts."""
 
 
 class Stage(enum.Enum):
@@ -37,10 +42,12 @@ class LetIn:
     held: int
     """Slots counted for it while it stands."""
     left: int
-    """Predicted output tokens of each choice, when it was proposed."""
+    """Predicted steps until each choice ends, when it was proposed."""
     compute_left: int
     live: set[int]
     """Choices that have not ended."""
+    since: int
+    """The ledger's step when it was proposed."""
     stage: Stage = Stage.PROPOSED
 
     def ledger_key(self, choice: int) -> Hashable:
@@ -59,6 +66,7 @@ class RunningSet:
         self._computing: dict[Hashable, LetIn] = {}
         self._facts = SequenceFacts()
         self._num_placed = 0
+        self._join_steps = float(config.join_steps)
         self.ledger = PeakLedger()
         self.num_sequences = 0
         self.proposed_slots = 0
@@ -90,10 +98,20 @@ class RunningSet:
         taken = sum(min(one.compute_left, ahead * self._config.chunk_tokens) for one in self._computing.values())
         return ahead * self._config.step_budget_tokens - taken
 
+    @property
+    def join_steps(self) -> int:
+        """Steps that others decode between proposal and first own step: the most of late, slowly forgotten.
+
+        What starts later ends later, beside more of the others' growth. Counting it as ending so much later and growing
+        from now on bounds it from above.
+        """
+        return round(self._join_steps)
+
     def propose(self, entry: Waiting, left: int) -> None:
-        """The plan lets it in; the engine has still to answer."""
+        """The plan lets it in; the engine has still to answer. left: the steps until it ends, `join_steps` included."""
         work = entry.work
-        one = LetIn(entry, self._config.held_slots(work), left, work.compute_tokens, set(range(work.num_choices)))
+        choices = set(range(work.num_choices))
+        one = LetIn(entry, self._config.held_slots(work), left, work.compute_tokens, choices, self.ledger.now)
         row = self.ledger.add(work.key, one.held, left, work.num_choices if work.grows else 0)
         self._facts.put(row, entry, entry.unit)
         self._work[work.key] = one
@@ -106,9 +124,8 @@ class RunningSet:
         one = self._work.get(key)
         if one is None or one.stage is not Stage.PROPOSED:
             return
-        slack = (self._config.extent_slots - 1) * len(one.live) if one.entry.work.grows else 0
         self._count(one, -1)
-        one.stage, one.held = Stage.HELD, held_slots + slack
+        one.stage, one.held = Stage.HELD, self._config.admitted_slots(one.entry.work, held_slots)
         self._count(one, 1)
         self.ledger.set_held(key, one.held)
         self.computed(key, one.compute_left - cached_tokens)
@@ -136,6 +153,7 @@ class RunningSet:
         if one is None or one.stage is Stage.DECODING or not one.entry.work.grows:
             return
         self.computed(key, 0)
+        self._join_steps = max(self._join_steps * _FORGET, self.ledger.now - one.since)
         if one.entry.work.num_choices == 1:
             self._count(one, -1)
             one.stage = Stage.DECODING
@@ -179,7 +197,8 @@ class RunningSet:
             decoding = self._facts.sequences(rows[self._facts.decoding(rows)], self.ledger.now)
             self._lengths.refresh(decoding.produced, decoding.group, self.ledger.now)
         if len(rows):
-            self.ledger.set_left(rows, self._lengths.remaining(self._facts.sequences(rows, self.ledger.now), level))
+            left = self._lengths.remaining(self._facts.sequences(rows, self.ledger.now), level)
+            self.ledger.set_left(rows, np.where(self._facts.joining(rows), left + self.join_steps, left))
 
     def check_integrity(self) -> None:
         """Raises AssertionError where an invariant does not hold."""

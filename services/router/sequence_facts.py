@@ -44,6 +44,10 @@ class SequenceFacts:
         """[n] which of these rows decode."""
         return self._facts["decoding"][rows]
 
+    def joining(self, rows: IntArray) -> npt.NDArray[np.bool_]:
+        """[n] which of these rows will decode here and do not yet."""
+        return ~self._facts["decoding"][rows] & (self._facts["max_new"][rows] > 0)
+
     def produced(self, row: int, now: int) -> int:
         """Output tokens of one row at step `now`."""
         return int(self._facts["produced"][row]) + (now if self._facts["decoding"][row] else 0)

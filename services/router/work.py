@@ -113,6 +113,8 @@ class RouterConfig:
     """One level of priority is worth this much age, so that no level starves."""
     shed_confidence: float = 0.5
     """Waiting work is given up when this share of its predicted wait would miss its deadline."""
+    join_steps: int = 8
+    """Steps assumed between being let in and decoding, until some were seen."""
     refresh_steps: int = 16
     """Decode steps between two rebuilds of the length tables and of all predictions."""
     lengths: LengthConfig = field(default_factory=LengthConfig)
@@ -130,12 +132,22 @@ class RouterConfig:
             raise ValueError(f"ungranted_share: expected above 0 and at most 1, got {self.ungranted_share}")
 
     def held_slots(self, work: QueuedWork) -> int:
-        """What the work occupies on being let in, at most."""
-        slack = (self.extent_slots - 1) * work.num_choices if work.grows else 0
-        return work.context_tokens - min(work.shared_tokens, work.context_tokens) + slack
+        """What the work is counted with before the engine has answered."""
+        return work.context_tokens - min(work.shared_tokens, work.context_tokens) + self._slack_slots(work)
+
+    def admitted_slots(self, work: QueuedWork, told_slots: int) -> int:
+        """What the work is counted with once the engine has told what it occupies.
+
+        Tokens plus slack bound what it occupies at any later step. What was told beyond its tokens is room to grow into
+        that it has already, and part of the slack.
+        """
+        return max(told_slots, min(told_slots, work.context_tokens) + self._slack_slots(work))
 
     def most_slots(self, work: QueuedWork) -> int:
         """What it occupies if every choice runs to its limit."""
         to_come = (work.max_new_tokens - work.produced_tokens) * work.num_choices if work.grows else 0
-        slack = (self.extent_slots - 1) * work.num_choices if work.grows else 0
-        return work.context_tokens + max(to_come, 0) + slack
+        return work.context_tokens + max(to_come, 0) + self._slack_slots(work)
+
+    def _slack_slots(self, work: QueuedWork) -> int:
+        """What growing in extents may occupy beyond the tokens."""
+        return (self.extent_slots - 1) * work.num_choices if work.grows else 0

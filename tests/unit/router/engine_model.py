@@ -8,11 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from services.common.errors import SluiceError
 from services.router import events
+from services.router.output_length import LengthConfig
 from services.router.router import Outlets, Router
 from services.router.work import QueuedWork, RouterConfig, WorkKind
+
+CONFIG = RouterConfig(
+    capacity_slots=1000,
+    max_running=64,
+    chunk_tokens=512,
+    step_budget_tokens=512,
+    extent_slots=1,
+    lengths=LengthConfig(prior_tokens=50),
+)
+
+
+def work(key: object, prompt: int = 20, kind: WorkKind = WorkKind.LOCAL, **more: Any) -> QueuedWork:
+    fields = {"arrival_s": 0.0, "prompt_tokens": prompt, "max_new_tokens": 100, **more}
+    return QueuedWork(key=key, kind=kind, **fields)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,7 @@ EMPTY = PeakCurve.of(Joiners.of([], []), now=0)
 LOCAL, PREFILL, RESERVATION, RESUMED = WorkKind.LOCAL, WorkKind.PREFILL, WorkKind.RESERVATION, WorkKind.RESUMED
 
 
-def work(
-    key: str, prompt: int = 10, kind: WorkKind = RESERVATION, arrival_s: float = 0.0, **more: object
-) -> QueuedWork:
+def work(key: str, prompt: int = 10, kind: WorkKind = RESERVATION, arrival_s: float = 0.0, **more: Any) -> QueuedWork:
     return replace(QueuedWork(key, kind, arrival_s, prompt, max_new_tokens=100), **more)
 
 
@@ -34,7 +33,7 @@ def queue_of(*works: QueuedWork, config: RouterConfig = CONFIG) -> WaitingQueue:
     return queue
 
 
-def pool(held: int = 0, left: int = 0, **more: object) -> PoolView:
+def pool(held: int = 0, left: int = 0, **more: Any) -> PoolView:
     curve = PeakCurve.of(Joiners.of([held], [left]), now=0) if held else EMPTY
     return replace(PoolView(curve, CONFIG.capacity_slots, num_running=0, step_tokens_left=100), **more)
 
@@ -149,7 +148,7 @@ def test_one_plan_looks_past_a_limited_number() -> None:
 # ------------------------------------------------------------------------------------------------------------ grants
 
 
-def prefill_pool(**more: object) -> PoolView:
+def prefill_pool(**more: Any) -> PoolView:
     standing = PeakCurve.of(Joiners.of([300], [0], [0]), now=0)
     return pool(curve=standing, step_tokens_left=1000, **more)
 
@@ -194,7 +193,8 @@ def test_plan_equals_the_rule_applied_one_by_one(
     curve = PeakCurve.of(Joiners.of([held for held, _ in running], [left for _, left in running]), now=0)
     decided = planned(queue, pool(curve=curve), config=config)
 
-    inside, expected = [(held, left, 1) for held, left in running], []
+    inside = [(held, left, 1) for held, left in running]
+    expected: list[int] = []
     for index, (prompt, choices) in enumerate(waiting):
         trial = [*inside, (prompt, 10, choices)]
         if peak_tokens(*np.array(trial).T) < CONFIG.capacity_slots:
@@ -258,8 +258,9 @@ def test_retry_after_is_whole_seconds_within_bounds(wait_s: float, expected: int
     ("field", "value"), [("prompt_tokens", 0), ("num_choices", 0), ("max_new_tokens", -1), ("shared_tokens", -1)]
 )
 def test_bad_work_is_refused_by_the_name_of_its_field(field: str, value: int) -> None:
+    wrong: dict[str, Any] = {field: value}
     with pytest.raises(ValueError, match=field):
-        work("a", **{field: value})
+        work("a", **wrong)
 
 
 def test_a_step_budget_below_the_chunk_is_refused() -> None:

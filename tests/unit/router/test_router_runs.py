@@ -1,0 +1,123 @@
+"""The Router against an engine that really steps: nothing starves or leaks, true predictions never run out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.common.errors import OverloadedError
+from services.router.output_length import LengthConfig
+from services.router.work import WorkKind
+from tests.unit.router.engine_model import CONFIG, EngineModel, work
+
+loads = st.lists(
+    st.tuples(
+        st.integers(1, 300),  # prompt
+        st.integers(1, 100),  # true length
+        st.integers(1, 3),  # choices
+        st.sampled_from([WorkKind.LOCAL, WorkKind.RESERVATION]),
+        st.integers(0, 30),  # steps before it arrives
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(loads, st.sampled_from([1, 8]))
+def test_with_true_predictions_nothing_is_preempted_or_deferred(
+    load: list[tuple[int, int, int, WorkKind, int]], extent: int
+) -> None:
+    engine = EngineModel(replace(CONFIG, extent_slots=extent))
+    for number, (prompt, length, choices, kind, wait) in enumerate(load):
+        engine.lengths[number] = length
+        asked = work(number, prompt, kind, num_choices=choices, max_new_tokens=length, min_new_tokens=length)
+        engine.router.enqueue(replace(asked, arrival_s=engine.now_s))
+        for _ in range(wait):
+            engine.step()
+    engine.run(max_steps=20_000)
+    assert engine.worst_held <= CONFIG.capacity_slots
+    assert (engine.num_preempted, engine.num_deferred) == (0, 0)
+    assert engine.finished == {number: choices for number, (_, _, choices, _, _) in enumerate(load)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(loads, st.integers(1, 99))
+def test_nothing_starves_or_leaks_when_predictions_are_wrong(
+    load: list[tuple[int, int, int, WorkKind, int]], prior: int
+) -> None:
+    engine = EngineModel(replace(CONFIG, lengths=LengthConfig(prior_tokens=prior, min_evidence=5)))
+    for number, (prompt, length, choices, kind, wait) in enumerate(load):
+        engine.lengths[number] = length
+        engine.router.enqueue(work(number, prompt, kind, num_choices=choices, arrival_s=engine.now_s))
+        for _ in range(wait):
+            engine.step()
+    engine.run(max_steps=20_000)
+    assert engine.worst_held <= CONFIG.capacity_slots
+    assert engine.finished == {number: choices for number, (_, _, choices, _, _) in enumerate(load)}
+    assert engine.router.load.held_slots == 0
+    assert engine.router.load.num_running == 0
+
+
+def test_giants_are_let_in_within_their_bound_under_a_stream_of_small_ones() -> None:
+    config = replace(CONFIG, max_bypasses=20, max_bypass_s=1e9)
+    engine = EngineModel(config)
+    for number in range(400):
+        giant = number % 100 == 50
+        engine.lengths[number] = 40
+        prompt = 850 if giant else 60
+        engine.router.enqueue(work(number, prompt, WorkKind.RESERVATION, arrival_s=engine.now_s))
+        engine.step()
+        engine.step()
+    engine.run(max_steps=5000)
+    for big in range(50, 400, 100):
+        passed = [key for key, at in engine.admitted_at.items() if int(str(key)) > big and at < engine.admitted_at[big]]
+        assert len(passed) <= config.max_bypasses
+
+
+def test_learned_lengths_fill_the_pool_with_few_preemptions() -> None:
+    rng = np.random.default_rng(11)
+    config = replace(CONFIG, capacity_slots=40_000, max_running=4000, extent_slots=8)
+    engine = EngineModel(config)
+    held, number = [], 0
+    for step in range(2000):
+        while engine.router.num_waiting < 5:
+            engine.lengths[number] = int(min(rng.lognormal(4.5, 0.9), 1999)) + 1
+            kind = WorkKind.RESERVATION
+            engine.router.enqueue(work(number, int(rng.integers(10, 300)), kind, arrival_s=step, max_new_tokens=2000))
+            number += 1
+        engine.step()
+        held.append(engine.held)
+    finished = len(engine.finished)
+    assert np.mean(held[1000:]) > 0.93 * config.capacity_slots
+    assert engine.num_preempted < 0.015 * finished
+
+
+def test_work_that_cannot_meet_its_budget_is_refused_early_with_retry_after() -> None:
+    engine = EngineModel(replace(CONFIG, lengths=LengthConfig(prior_tokens=90)))
+    for number in range(20):
+        engine.lengths[number] = 90
+        engine.router.enqueue(work(number, 400, WorkKind.RESERVATION))
+    for _ in range(6):
+        engine.step()
+    engine.router.decide()
+    wait_s = engine.router.load.predicted_wait_s
+    assert wait_s > 300  # two at a time, 90 steps of a second each
+    with pytest.raises(OverloadedError) as refused:
+        engine.router.enqueue(work("x", 400, queue_deadline_s=engine.now_s + 10))
+    assert refused.value.retry_after_s == 60
+
+
+def test_predicted_wait_is_near_the_true_one() -> None:
+    engine = EngineModel(CONFIG)
+    for number in range(21):
+        engine.lengths[number] = 80
+        asked = work(number, 400, WorkKind.RESERVATION, max_new_tokens=80, min_new_tokens=80)
+        engine.router.enqueue(asked)
+    for _ in range(6):
+        engine.step()
+    predicted = engine.router.load.predicted_wait_s
+    engine.run(max_steps=2000)
+    assert predicted == pytest.approx(engine.admitted_at[20], rel=0.35)

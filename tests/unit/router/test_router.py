@@ -9,7 +9,7 @@ import pytest
 from services.common.errors import ContextLengthError, OverloadedError
 from services.router import events
 from services.router.router import Outlets, Router
-from services.router.work import RouterConfig, WorkKind
+from services.router.work import QueuedWork, RouterConfig, WorkKind
 from tests.unit.router.engine_model import CONFIG, work
 
 

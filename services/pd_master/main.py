@@ -12,10 +12,10 @@ from services.common.identity import new_incarnation
 from services.common.log import configure_logging
 from services.common.messages import MasterRef
 from services.common.options import ConfigError
-from services.pd_master.discovery import Discovery, StaticDiscovery
 from services.pd_master.dispatcher import PdDispatcher
 from services.pd_master.fleet import Fleet
 from services.pd_master.front import Front
+from services.pd_master.kubernetes_discovery import build_discovery
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.pending_load import PendingLoad
 from services.pd_master.registry import Registry
@@ -43,21 +43,15 @@ async def _run(config: GatewayConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     master = MasterRef(f"{socket.gethostname()}:{config.http_port}", new_incarnation())
-    pending = PendingLoad()
-    registry = Registry(master, _discovery(config), pending)
+    pending, metrics = PendingLoad(), GatewayMetrics()
+    registry = Registry(master, build_discovery(config, metrics.registry), pending)
     dispatcher = PdDispatcher(
         registry, pending, client_buffer_bytes=config.client_buffer_bytes, client_stall_s=config.client_stall_s
     )
     fleet = Fleet(master, registry, dispatcher)
-    front = Front(config, fleet, dispatcher, GatewayMetrics())
+    front = Front(config, fleet, dispatcher, metrics)
     fleet.stages = front.stages
     async with asyncio.TaskGroup() as tasks:
         links = tasks.create_task(registry.run(fleet), name="registry")
         await front.serve(stop)
         links.cancel()
-
-
-def _discovery(config: GatewayConfig) -> Discovery:
-    if config.discovery != "static":
-        raise ConfigError(f"--discovery: {config.discovery} is not available in this build; it takes static")
-    return StaticDiscovery(config.workers)

@@ -104,7 +104,8 @@ class Registry:
 
     def _view(self, one: _Worker) -> WorkerView:
         hello, beat = one.hello, one.heartbeat
-        takes_work = beat is not None and beat.ready and not beat.draining and beat.engine_age_s < STALLED_S
+        open_to_work = one.link is not None and one.link.address not in self._discovery.withheld
+        able = beat is not None and beat.ready and not beat.draining and beat.engine_age_s < STALLED_S
         return WorkerView(
             worker=hello.worker,
             role=hello.role,
@@ -113,7 +114,7 @@ class Registry:
             address=hello.address,
             limits=hello.limits,
             load=Load() if beat is None else beat.load,
-            takes_work=takes_work,
+            takes_work=open_to_work and able,
             proven=frozenset() if beat is None else frozenset(pair.worker for pair in beat.proven),
             pending_requests=self._pending.num_requests(hello.worker),
             pending_tokens=self._pending.num_tokens(hello.worker),

@@ -109,6 +109,16 @@ class DecodeReservations:
         """Attempts that are known, ended but not forgotten ones included."""
         return len(self._masters.attempts)
 
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that Router or engine have of them."""
+        return len(self._by_job) + len(self._decoding)
+
+    @property
+    def num_tombstones(self) -> int:
+        """Ended attempts that are remembered."""
+        return len(self._masters.tombstones)
+
     def held(self, ref: MasterRef) -> list[AttemptKey]:
         """For the heartbeat to this master."""
         return self._masters.held(ref)
@@ -293,6 +303,15 @@ class DecodeReservations:
                 holds.get(one.peer, []).append(one.key)
         for peer, keys in holds.items():
             self._send(peer, Held(keys))
+        return self._take()
+
+    def drain(self, now: float) -> list[Effect]:
+        """Reserve nothing more; what is granted comes in, and what is in goes on (DESIGN R17)."""
+        self.draining = True
+        for one in list(self._of_peers()):
+            if one.state is State.ASKED:
+                self._send(one.peer, Denied(one.key, RefusalReason.DRAINING))
+                self._end(one, now)
         return self._take()
 
     # ----------------------------------------------------------------------------------------------------------- ends

@@ -63,6 +63,11 @@ class Attempts:
     def __len__(self) -> int:
         return len(self._inflights)
 
+    @property
+    def num_attempts(self) -> int:
+        """Attempts that are believed in."""
+        return len(self._index)
+
     # --------------------------------------------------------------------------------------------------- from clients
 
     def submit(self, request: Request, now: float) -> list[Effect]:

@@ -23,6 +23,11 @@ class PendingLoad:
     def __init__(self) -> None:
         self._workers: dict[WorkerRef, _Worker] = {}
 
+    @property
+    def num_workers(self) -> int:
+        """Workers with anything under way."""
+        return len(self._workers)
+
     def num_requests(self, worker: WorkerRef) -> int:
         """Attempts under way."""
         one = self._workers.get(worker)

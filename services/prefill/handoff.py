@@ -134,6 +134,16 @@ class PrefillHandoff:
         """Attempts that are known, ended but not forgotten ones included."""
         return len(self._masters.attempts)
 
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that Router or engine have of them."""
+        return len(self._by_job)
+
+    @property
+    def num_tombstones(self) -> int:
+        """Ended attempts that are remembered."""
+        return len(self._masters.tombstones)
+
     def held(self, ref: MasterRef) -> list[AttemptKey]:
         """For the heartbeat to this master."""
         return self._masters.held(ref)
@@ -357,7 +367,26 @@ class PrefillHandoff:
         one.said.pop(Placed, None)
         self._masters.tell(one, PlacementRefused(one.key, reason, retry_after_s, text))
 
+    def drain(self, now: float) -> list[Effect]:  # noqa: ARG002 - the cores are alike
+        """Take nothing new, and give back what no decode worker has granted yet; running pushes go on (DESIGN R17)."""
+        self.draining = True
+        for one in list(self._by_job.values()):
+            if one.placement is not Placement.GRANTED:
+                self._give_back(one)
+        return self._take()
+
     # ----------------------------------------------------------------------------------------------------------- ends
+
+    def _give_back(self, one: HandoffAttempt) -> None:
+        if one.is_waiting_for_peer:
+            self._send(one, Cancel(one.key))
+        self._emit(EndJob(one.job_id))
+        was_queued = one.compute is Compute.QUEUED
+        self._gone(one)
+        if was_queued:
+            self._masters.tell(one, Refused(one.key, RefusalReason.DRAINING))
+        else:
+            self._masters.tell(one, Failed(one.key, FailureCause.DRAINING))
 
     def _give_up(self, one: HandoffAttempt, error: SluiceError) -> None:
         if one.is_waiting_for_peer:

@@ -91,6 +91,16 @@ class LocalAttempts:
         """Attempts that are known, ended but not forgotten ones included."""
         return len(self._masters.attempts)
 
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that Router or engine have of them."""
+        return len(self._queued) + len(self._decoding)
+
+    @property
+    def num_tombstones(self) -> int:
+        """Ended attempts that are remembered."""
+        return len(self._masters.tombstones)
+
     def held(self, ref: MasterRef) -> list[AttemptKey]:
         """For the heartbeat to this master."""
         return self._masters.held(ref)
@@ -180,6 +190,15 @@ class LocalAttempts:
     def tick(self, now: float) -> list[Effect]:
         """Sweep: silent masters and tombstones. Each second (DESIGN R8)."""
         self._masters.tick(now)
+        return self._take()
+
+    def drain(self, now: float) -> list[Effect]:  # noqa: ARG002 - the cores are alike
+        """Take nothing new, and give back what waits; what runs goes on (DESIGN R17)."""
+        self.draining = True
+        for one in list(self._queued.values()):
+            del self._queued[one.job_id]
+            self._effects.append(EndJob(one.job_id))
+            self._masters.tell(one, Refused(one.key, RefusalReason.DRAINING))
         return self._take()
 
     def _end(self, one: LocalAttempt, now: float) -> None:

@@ -76,9 +76,8 @@ class EngineClient:
         self._socket.bind(address)
         self._process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE)
         assert self._process.stdin is not None
-        # On stdin, since others can read argv.
-        self._process.stdin.write(msgspec.json.encode({**self._config, "endpoint": address}))
-        self._process.stdin.close()
+        # One line on stdin, since others can read argv. The pipe stays open: its end tells the engine that we are gone.
+        self._process.stdin.write(msgspec.json.encode({**self._config, "endpoint": address}) + b"\n")
         self._heard_at = time.monotonic()
         log.info("engine started, pid %s", self._process.pid)
 
@@ -101,7 +100,7 @@ class EngineClient:
 
     def _flush(self) -> None:
         frame, self._outbox = encode(self._outbox), []
-        if self._socket.closed:
+        if self._socket.closed or self.pid is None:
             return
         # With DONTWAIT the future is done at once: a full socket is an error here instead of a queue without end.
         sent = cast("asyncio.Future[object]", self._socket.send(frame, zmq.DONTWAIT))

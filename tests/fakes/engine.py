@@ -48,7 +48,7 @@ class FakeEngine:
 
     def __init__(self, options: argparse.Namespace, start: dict[str, Any]) -> None:
         self._options = options
-        self._state = FakeState(options.num_slots, options.chunk_tokens)
+        self._state = FakeState(options.num_slots, options.chunk_tokens, options.defer_every)
         self._endpoint: str = start["endpoint"]
         self._parent = os.getppid()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
@@ -206,7 +206,7 @@ class FakeEngine:
 
 def main(arguments: list[str]) -> int:
     """Run until Shutdown: 0; or until the control process is gone: 1."""
-    engine = FakeEngine(parse(arguments), json.load(sys.stdin))
+    engine = FakeEngine(parse(arguments), json.loads(sys.stdin.readline()))
     return asyncio.run(engine.run())
 
 
@@ -218,6 +218,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--push-s", type=float, default=0.0, help="how long KV is under way")
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--num-slots", type=int, default=65536)
+    parser.add_argument("--defer-every", type=int, default=0, help="defer each so many-th proposal without a reason")
     parser.add_argument("--chunk-tokens", type=int, default=256)
     parser.add_argument("--max-context-tokens", type=int, default=8192)
     parser.add_argument("--fingerprint", default="fake-model")

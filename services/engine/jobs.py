@@ -44,6 +44,8 @@ class Sequence:
     holding: Holding | None = None
     """None while the job holds the slots."""
     gone: bool = False
+    sampler_state: object | None = None
+    """The sampler's own."""
 
     @property
     def num_tokens(self) -> int:

@@ -51,7 +51,7 @@ class KvCache:
         self.num_evicted = 0
 
     def acquire(self, tokens: Ints, match_limit: int, *, spare: int = 0, reserved: bool = False) -> Holding | None:
-        """Pin the cached prefix of tokens[:match_limit], allocate the rest and up to `spare` slots more if free.
+        """Pin the cached prefix of tokens[:match_limit], allocate the rest, and `spare` slots more if there are plenty.
 
         Returns None, with nothing changed, when there is no room.
         """
@@ -62,7 +62,8 @@ class KvCache:
         if need > room:
             return None
         self._prefixes.lock(match.node)
-        own = self._allocate(min(need + spare, max(need, self._allocator.num_free)))
+        plenty = self._allocator.num_free - need - spare >= self.num_slots // 4
+        own = self._allocate(need + spare if plenty else need)
         if root is not None:
             self._private_roots.append(root)
         holding = Holding(np.concatenate((_slots_of(match.node), own)), match.num_tokens, match.node, root, reserved)

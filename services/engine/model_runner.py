@@ -27,7 +27,7 @@ class StepResult:
 
     def logprobs(self) -> dict[int, TokenLogprob]:
         """Log-probabilities by sample index, of the samples that asked for them."""
-        return {} if self.sampled is None else self.sampled.logprobs
+        return {} if self.sampled is None else self.sampled.logprobs()
 
 
 class ModelRunner:

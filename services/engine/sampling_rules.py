@@ -1,0 +1,81 @@
+"""What one sequence's parameters do to its logits before a token is drawn."""
+
+import torch
+from torch import Tensor
+
+from services.common.request import SamplingParams
+from services.engine.jobs import Sequence
+
+
+class SequenceRules:
+    """Parameters of one sequence made ready for its device; owned by the sampler.
+
+    Penalties need counts of the tokens so far. They live on the device and are updated as tokens are drawn, so that a
+    step need not wait for the host to learn the last one.
+    """
+
+    def __init__(self, sequence: Sequence, vocab_size: int, device: torch.device) -> None:
+        job = sequence.job
+        self.params: SamplingParams = job.sampling
+        self.choice = sequence.choice
+        self._min_new_tokens = job.stop.min_new_tokens
+        self._stop_ids = _ids(job.stop.stop_token_ids, device)
+        self._allowed = _ids(self.params.allowed_token_ids, device)
+        self._bias_ids = _ids(tuple(self.params.logit_bias), device)
+        self._bias = torch.tensor(list(self.params.logit_bias.values()), dtype=torch.float32, device=device)
+        self._penalised = (
+            self.params.repetition_penalty != 1.0
+            or self.params.presence_penalty != 0.0
+            or self.params.frequency_penalty != 0.0
+        )
+        self.always_plain = self.is_plain(0)
+        """Nothing begins to be asked for later: what masks stops only ends."""
+        if self._penalised:
+            self._counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
+            outputs = torch.tensor(sequence.outputs, dtype=torch.int64, device=device)
+            self._counts.index_add_(0, outputs, torch.ones(len(outputs), device=device))
+            self._in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            prompt = torch.from_numpy(job.tokens[: job.num_prompt_tokens]).to(device).long()
+            self._in_prompt[prompt] = True
+
+    def is_plain(self, position: int) -> bool:
+        """Whether the token at this output position is the argmax of the raw logits and nothing else is asked for."""
+        return self.params.temperature == 0 and self.params.num_logprobs is None and not self.edits(position)
+
+    def edits(self, position: int) -> bool:
+        """Whether `edit` would change anything."""
+        return bool(self._penalised or len(self._bias_ids) or len(self._allowed) or self._masks_stops(position))
+
+    def edit(self, logits: Tensor, position: int) -> None:
+        """Apply penalties, bias and masks to logits [vocab_size], float32, in place."""
+        if self._penalised:
+            self._penalise(logits)
+        if len(self._bias_ids):
+            logits[self._bias_ids] += self._bias
+        if len(self._allowed):
+            allowed = logits[self._allowed]
+            logits.fill_(-torch.inf)
+            logits[self._allowed] = allowed
+        if self._masks_stops(position):
+            logits[self._stop_ids] = -torch.inf
+
+    def drawn(self, token_id: Tensor) -> None:
+        """Count a token, [1] int64 on the device, that was drawn."""
+        if self._penalised:
+            self._counts.index_add_(0, token_id, torch.ones(1, device=token_id.device))
+
+    def _masks_stops(self, position: int) -> bool:
+        return position < self._min_new_tokens and len(self._stop_ids) > 0
+
+    def _penalise(self, logits: Tensor) -> None:
+        """Repetition over prompt and outputs (CTRL, arXiv 1909.05858), presence and frequency over outputs."""
+        params, in_outputs = self.params, self._counts > 0
+        if params.repetition_penalty != 1.0:
+            factor = torch.where(logits > 0, 1.0 / params.repetition_penalty, params.repetition_penalty)
+            logits.copy_(torch.where(in_outputs | self._in_prompt, logits * factor, logits))
+        logits.sub_(self._counts, alpha=params.frequency_penalty)
+        logits.sub_(in_outputs.float(), alpha=params.presence_penalty)
+
+
+def _ids(ids: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64, device=device)

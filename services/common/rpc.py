@@ -25,6 +25,8 @@ _KEEPALIVE = [
 _SERVER_ONLY = [
     # A server closes connections that ping more often than it allows: it must allow what our channels do.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+    # A server that was held up reads several pings at once: that must not end a healthy connection (too_many_pings).
+    ("grpc.http2.max_ping_strikes", 0),
     # Two servers on one port would share its connections at random; a second start has to fail.
     ("grpc.so_reuseport", 0),
 ]

@@ -117,6 +117,11 @@ def new_request_id() -> str:
     return _entropy.take(16).hex()
 
 
+def new_call_id() -> str:
+    """An id for a tool call."""
+    return f"call_{_entropy.take(12).hex()}"
+
+
 def now() -> float:
     """The loop's clock, on which arrivals and deltas are measured."""
     return asyncio.get_running_loop().time()

@@ -12,7 +12,8 @@ from services.pd_master.api.choices import Choice, gather
 from services.pd_master.api.events import stream_events
 from services.pd_master.api.http import HttpCall, UntilDisconnect
 from services.pd_master.api.openai import sampling
-from services.pd_master.api.openai.chat_events import ChatEvents
+from services.pd_master.api.openai.answer_plan import AnswerPlan, ChoiceReader, message_of, plan_answer
+from services.pd_master.api.openai.chat_events import ChatEvents, finish_reason
 from services.pd_master.api.openai.chat_schema import ChatBody
 from services.pd_master.api.openai.logprobs import chat_logprobs
 from services.pd_master.api.openai.messages import template_messages, template_tools
@@ -20,6 +21,7 @@ from services.pd_master.api.openai.usage import usage_of
 from services.pd_master.api.parse import BodyParser
 from services.pd_master.gateway import Gateway, Target, new_request_id, now
 from services.pd_master.live_request import LiveRequest
+from services.pd_master.parsers.pieces import Content, Piece
 from services.pd_master.tokenizer import encode_bounded
 
 _parse = BodyParser(ChatBody)
@@ -38,37 +40,43 @@ class ChatEndpoint:
         _check(body)
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
-            request = await self._request(body, target, call)
+            request, plan = await self._request(body, target, call)
             live = await self._gateway.start(request, api="chat", arrived=arrived)
             try:
-                await self._answer(call, body, live, target)
+                await self._answer(call, body, live, target, plan)
             finally:
                 await live.aclose()
 
-    async def _request(self, body: ChatBody, target: Target, call: HttpCall) -> Request:
+    async def _request(self, body: ChatBody, target: Target, call: HttpCall) -> tuple[Request, AnswerPlan]:
         config = self._gateway.config
         num_choices = checks.choice_count(body.n, config, param="n")
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling.sampling_params(body, target.model, num_logprobs)
-        prompt_ids = await self._gateway.tokenizers.run(prompt_of, body, target)
+        prompt_ids, plan = await self._gateway.tokenizers.run(prompt_of, body, target)
         wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         param = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
         max_new = checks.fit_output(len(prompt_ids), wanted, target.model, param=param)
-        return Request(
+        text = sampling.text_params(body)
+        if plan.marks_are_special:
+            text = msgspec.structs.replace(text, skip_special_tokens=False)
+        request = Request(
             request_id=new_request_id(),
             model=target.model.name,
             prompt_ids=prompt_ids,
             sampling=params,
             stop=sampling.stop_params(body, target.model, max_new),
-            text=sampling.text_params(body),
+            text=text,
             num_choices=num_choices,
             priority=body.priority or 0,
             client_request_id=call.header(b"x-request-id")[:128],
             queue_budget_s=config.queue_budget_s,
             deadline_s=config.deadline_s,
         )
+        return request, plan
 
-    async def _answer(self, call: HttpCall, body: ChatBody, live: LiveRequest, target: Target) -> None:
+    async def _answer(
+        self, call: HttpCall, body: ChatBody, live: LiveRequest, target: Target, plan: AnswerPlan
+    ) -> None:
         request = live.request
         head = {
             "id": f"chatcmpl-{request.request_id}",
@@ -77,24 +85,28 @@ class ChatEndpoint:
             "model": request.model,
         }
         call.headers_out.append((b"x-request-id", request.request_id.encode()))
-        num_top = body.top_logprobs or 0
+        readers = plan.parsers(request.num_choices)
         if body.stream:
             events = ChatEvents(
                 live,
                 head,
                 include_usage=bool(body.stream_options and body.stream_options.include_usage),
                 vocabulary=target.text.vocabulary,
-                num_top_logprobs=num_top,
+                num_top_logprobs=body.top_logprobs or 0,
+                readers=readers,
             )
             await stream_events(call, live, events)
             return
         choices = await gather(live, request.num_choices)
-        shown = [_choice(at, choice, body, target) for at, choice in enumerate(choices)]
+        shown = [
+            _choice(at, choice, body, target, readers[at] if readers else None) for at, choice in enumerate(choices)
+        ]
         await call.reply(200, msgspec.json.encode({**head, "choices": shown, "usage": usage_of([live])}))
 
 
-def prompt_of(body: ChatBody, target: Target) -> list[int]:
-    """Template and tokenizer, in a tokenizer thread. Raises InvalidRequestError and ContextLengthError (`messages`)."""
+def prompt_of(body: ChatBody, target: Target) -> tuple[list[int], AnswerPlan]:
+    """Template and tokenizer, in a tokenizer thread; what the output will look like follows from them. Raises
+    InvalidRequestError and ContextLengthError (`messages`)."""
     tools = template_tools(body.tools) if body.tool_choice != "none" else None
     template = target.text.template(with_tools=tools is not None)
     extra = dict(body.chat_template_kwargs or {})
@@ -109,7 +121,8 @@ def prompt_of(body: ChatBody, target: Target) -> list[int]:
     if not text:
         raise InvalidRequestError("messages: the chat template makes an empty prompt of them", param="messages")
     special = body.add_special_tokens or False  # templates write the special tokens themselves
-    return encode_bounded(target.text, text, target.model.max_context_tokens, param="messages", special=special)
+    ids = encode_bounded(target.text, text, target.model.max_context_tokens, param="messages", special=special)
+    return ids, plan_answer(body, template.source, text)
 
 
 def _check(body: ChatBody) -> None:
@@ -121,17 +134,20 @@ def _check(body: ChatBody) -> None:
         raise InvalidRequestError("stream_options: only with stream", param="stream_options")
     if body.response_format is not None and body.response_format.type != "text":
         raise InvalidRequestError("response_format: only text is supported by this server", param="response_format")
-    if body.tools is None and body.tool_choice not in (None, "none", "auto"):
-        raise InvalidRequestError("tool_choice: needs tools", param="tool_choice")
+    if body.tool_choice not in (None, "none", "auto"):
+        problem = "only none and auto are supported by this server" if body.tools else "needs tools"
+        raise InvalidRequestError(f"tool_choice: {problem}", param="tool_choice")
     checks.check_template_kwargs(body.chat_template_kwargs or {}, "chat_template_kwargs")
 
 
-def _choice(at: int, choice: Choice, body: ChatBody, target: Target) -> dict[str, Any]:
+def _choice(at: int, choice: Choice, body: ChatBody, target: Target, reader: ChoiceReader | None) -> dict[str, Any]:
+    assert choice.finish is not None, "gathered to its end"
+    pieces: list[Piece] = [Content(choice.text)] if reader is None else reader.read(choice.text, is_last=True)
     logprobs = chat_logprobs(choice.logprobs, target.text.vocabulary, body.top_logprobs or 0) if body.logprobs else None
     return {
         "index": at,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "message": message_of(pieces),
         "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": finish_reason(choice.finish, has_calls=reader is not None and reader.has_calls),
         "stop_reason": choice.stop_reason,
     }

@@ -1,0 +1,100 @@
+"""How one chat's output is to be read: reasoning, tool calls, or plain text."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from services.common.errors import InvalidRequestError
+from services.pd_master.api.openai.chat_schema import ChatBody
+from services.pd_master.gateway import new_call_id
+from services.pd_master.parsers.choose import HARMONY, ToolFamily, is_harmony, reasoning_family, tool_family
+from services.pd_master.parsers.parser import AnswerParser, Family, ToolSchemas
+from services.pd_master.parsers.pieces import Content, Piece, Reasoning, ToolArguments, ToolStart
+
+
+class AnswerPlan(NamedTuple):
+    """Chosen once per request; makes a parser for each choice."""
+
+    reasoning: Family | None
+    tools: Family | None
+    schemas: ToolSchemas
+    marks_are_special: bool
+    """Special tokens have to be in the text for the parser to see them."""
+    show_reasoning: bool
+    one_call: bool
+
+    def parsers(self, num_choices: int) -> list["ChoiceReader"] | None:
+        """A reader per choice; None when the output is plain text."""
+        if self.reasoning is None and self.tools is None:
+            return None
+        return [ChoiceReader(self, new_call_id) for _ in range(num_choices)]
+
+
+class ChoiceReader:
+    """Reads one choice's text into the pieces that its client wants to see."""
+
+    def __init__(self, plan: AnswerPlan, new_id: Callable[[], str]) -> None:
+        self._plan = plan
+        self._parser = AnswerParser(plan.reasoning, plan.tools, plan.schemas, new_id)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+        return self._parser.num_calls > 0
+
+    def read(self, text: str, *, is_last: bool) -> list[Piece]:
+        """The pieces that this text completes, with `is_last` all that are left."""
+        pieces = self._parser.push(text) if text else []
+        if is_last:
+            pieces += self._parser.close()
+        return [piece for piece in pieces if self._is_wanted(piece)]
+
+    def _is_wanted(self, piece: Piece) -> bool:
+        if isinstance(piece, Reasoning):
+            return self._plan.show_reasoning
+        if isinstance(piece, ToolStart | ToolArguments):
+            return piece.number == 0 or not self._plan.one_call
+        return True
+
+
+def plan_answer(body: ChatBody, template_source: str, prompt: str) -> AnswerPlan:
+    """Raises InvalidRequestError when tools are offered to a model whose template knows none."""
+    tools = _tools(body, template_source)
+    reasoning = None if tools is HARMONY else reasoning_family(template_source, prompt)
+    return AnswerPlan(
+        reasoning=reasoning if body.separate_reasoning is not False else None,
+        tools=tools.parse if tools else None,
+        schemas={tool.function.name: tool.function.parameters or {} for tool in body.tools or ()},
+        marks_are_special=tools is not None and tools.marks_are_special,
+        show_reasoning=body.include_reasoning is not False,
+        one_call=body.parallel_tool_calls is False,
+    )
+
+
+def message_of(pieces: list[Piece]) -> dict[str, Any]:
+    """The `message` of an answer that is not streamed."""
+    content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+    reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        if isinstance(piece, ToolStart):
+            function = {"name": piece.name, "arguments": ""}
+            calls.append({"id": piece.call_id, "type": "function", "function": function})
+        elif isinstance(piece, ToolArguments):
+            calls[-1]["function"]["arguments"] += piece.text
+    message: dict[str, Any] = {"role": "assistant", "content": content or None if calls else content, "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tools(body: ChatBody, template_source: str) -> ToolFamily | None:
+    if is_harmony(template_source):
+        return HARMONY
+    if not body.tools or body.tool_choice == "none":
+        return None
+    family = tool_family(template_source)
+    if family is None:
+        raise InvalidRequestError("tools: this model's chat template knows no tools", param="tools")
+    return family

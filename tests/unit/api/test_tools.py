@@ -1,0 +1,170 @@
+"""Tool calls and reasoning through the chat API with the official client, streamed and whole."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from services.common.request import FinishReason
+from tests.fakes.dispatcher import FakeModel
+from tests.unit.api.conftest import Api
+from tests.unit.api.tiny_model import CHATML, write_tiny_model
+
+TOOLS_TEMPLATE = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
+    'as <tool_call>{"name": ...}</tool_call>{% endif %}'
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.tool_calls %}{% for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>"
+    "{% endfor %}{% else %}{{ message.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is not defined or enable_thinking %}<think>"
+    "{% endif %}{% endif %}"
+)
+OUTPUT = 'Rain?</think>\n\nLooking.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Weather of a city",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+ASK: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tools"), TOOLS_TEMPLATE)
+
+
+@pytest.fixture
+def tools_api(api: Api, folder: Path) -> Api:
+    """The server with a model that knows tools and thinks."""
+    api.models.served = [FakeModel("tools", folder, vocab_size=api.text.vocab_size, max_context_tokens=4096)]
+    api.dispatcher.script.output = [api.text.encode(OUTPUT)]
+    return api
+
+
+async def test_whole_answer_has_reasoning_text_and_call(tools_api: Api) -> None:
+    answer = await tools_api.openai.chat.completions.create(model="tools", messages=ASK, tools=TOOLS)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Looking.\n"
+    assert choice.message.reasoning_content == "Rain?"
+    call = choice.message.tool_calls[0]
+    assert call.id.startswith("call_")
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Zürich"})
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+async def test_stream_adds_up_to_the_whole_answer(tools_api: Api, step: int) -> None:
+    tools_api.dispatcher.script.step = step
+    stream = await tools_api.openai.chat.completions.create(model="tools", messages=ASK, tools=TOOLS, stream=True)
+    content = reasoning = arguments = ""
+    names, ids, finishes = [], [], []
+    async for chunk in stream:
+        choice = chunk.choices[0]
+        content += choice.delta.content or ""
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        for call in choice.delta.tool_calls or []:
+            names += [call.function.name] if call.function.name else []
+            ids += [call.id] if call.id else []
+            arguments += call.function.arguments
+        finishes += [choice.finish_reason] if choice.finish_reason else []
+    assert (content, reasoning, names) == ("Looking.\n", "Rain?", ["weather"])
+    assert json.loads(arguments) == {"city": "Zürich"}
+    assert len(ids) == 1
+    assert finishes == ["tool_calls"]
+
+
+async def test_truncated_call_ends_with_length(tools_api: Api) -> None:
+    tools_api.dispatcher.script.output = [tools_api.text.encode(OUTPUT)[:-12]]
+    tools_api.dispatcher.script.finish = FinishReason.LENGTH
+    answer = await tools_api.openai.chat.completions.create(model="tools", messages=ASK, tools=TOOLS)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].message.tool_calls[0].function.name == "weather"
+
+
+async def test_without_tools_the_marks_are_text(tools_api: Api) -> None:
+    for extra in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        answer = await tools_api.openai.chat.completions.create(model="tools", messages=ASK, **extra)
+        assert "<tool_call>" in answer.choices[0].message.content
+        assert answer.choices[0].message.tool_calls is None
+        assert answer.choices[0].finish_reason == "stop"
+
+
+async def test_the_template_sees_tools_calls_and_results(tools_api: Api) -> None:
+    answer = await tools_api.openai.chat.completions.create(model="tools", messages=ASK, tools=TOOLS)
+    message = answer.choices[0].message
+    more = [*ASK, message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "18 degrees"}]
+    await tools_api.openai.chat.completions.create(model="tools", messages=more, tools=TOOLS)
+    prompt = tools_api.text.decode(tools_api.dispatcher.requests[-1].prompt_ids)
+    assert '"description": "Weather of a city"' in prompt
+    assert '<tool_call>{"name": "weather", "arguments": {"city": "Zürich"}}</tool_call>' in prompt
+    assert "<|im_start|>tool\n18 degrees" in prompt
+
+
+async def test_parallel_tool_calls_off_shows_one_call(tools_api: Api) -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    tools_api.dispatcher.script.output = [tools_api.text.encode("</think>" + call + call)]
+    for parallel, number in ((True, 2), (False, 1)):
+        answer = await tools_api.openai.chat.completions.create(
+            model="tools", messages=ASK, tools=TOOLS, parallel_tool_calls=parallel
+        )
+        assert len(answer.choices[0].message.tool_calls) == number
+
+
+async def test_thinking_can_be_switched_off_by_the_template(tools_api: Api) -> None:
+    tools_api.dispatcher.script.output = [tools_api.text.encode("Plain.")]
+    answer = await tools_api.openai.chat.completions.create(
+        model="tools", messages=ASK, extra_body={"chat_template_kwargs": {"enable_thinking": False}}
+    )
+    assert answer.choices[0].message.content == "Plain."
+
+
+async def test_reasoning_can_be_left_out_or_left_in_the_text(tools_api: Api) -> None:
+    answer = await tools_api.openai.chat.completions.create(
+        model="tools", messages=ASK, tools=TOOLS, extra_body={"include_reasoning": False}
+    )
+    assert not hasattr(answer.choices[0].message, "reasoning_content")
+    answer = await tools_api.openai.chat.completions.create(
+        model="tools", messages=ASK, tools=TOOLS, extra_body={"separate_reasoning": False}
+    )
+    assert answer.choices[0].message.content.startswith("Rain?</think>")
+
+
+async def test_logprobs_stay_complete_beside_pieces(tools_api: Api) -> None:
+    stream = await tools_api.openai.chat.completions.create(
+        model="tools", messages=ASK, tools=TOOLS, stream=True, logprobs=True
+    )
+    num = 0
+    async for chunk in stream:
+        logprobs = chunk.choices[0].logprobs
+        num += len(logprobs.content) if logprobs else 0
+    assert num == len(tools_api.text.encode(OUTPUT))
+
+
+async def test_model_whose_template_knows_no_tools_refuses_them(api: Api) -> None:
+    assert "tool" not in CHATML
+    with pytest.raises(openai.BadRequestError) as raised:
+        await api.openai.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
+    assert raised.value.param == "tools"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+async def test_forced_calls_are_refused_while_nothing_enforces_them(tools_api: Api, choice: Any) -> None:  # noqa: ANN401
+    with pytest.raises(openai.BadRequestError) as raised:
+        await tools_api.openai.chat.completions.create(model="tools", messages=ASK, tools=TOOLS, tool_choice=choice)
+    assert raised.value.param == "tool_choice"
+
+
+async def test_bad_arguments_in_an_earlier_call_name_their_place(tools_api: Api) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{"}}
+    messages = [*ASK, {"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(openai.BadRequestError) as raised:
+        await tools_api.openai.chat.completions.create(model="tools", messages=messages)
+    assert raised.value.param == "messages[1].tool_calls[0].function.arguments"

@@ -38,9 +38,9 @@ def floor_ms(rows: int, context: int, decoder: Decoder) -> float:
 
 def time_step(
     decoder: Decoder, rope: Rope, rows: int, context: int, pool: torch.Tensor, recipe: DecodeRecipe,
-    *, scattered: bool = True,
-) -> float:  # fmt: skip
-    """Return milliseconds a step: forward, greedy argmax, its ids the next step's input."""
+    *, scattered: bool = True, profile: bool = False,
+) -> tuple[float, torch.Tensor]:  # fmt: skip
+    """Return milliseconds a step (forward, greedy argmax, its ids the next step's input) and the last step's logits."""
     device = pool.device
     ctx = contexts([context] * rows, device, scattered=scattered)
     step = DecodeStep(decoder, HEADS, rope, pool, DecodeBuffers(decoder, HEADS, rows, VOCAB), rows, recipe)
@@ -51,7 +51,25 @@ def time_step(
         logits = step(ids, ctx.context_lens, ctx.slots)
         argmax(logits, ids, scratch, pdl=recipe.pdl)
 
-    return replay_ms(captured(launches))
+    logits = step.logits
+    graph = captured(launches)
+    ms = replay_ms(graph)
+    if profile:
+        kernel_times(graph, ms)
+    return ms, logits.clone()
+
+
+def kernel_times(graph: torch.cuda.CUDAGraph, ms: float) -> None:
+    """Print where a replay's time goes: by kernel, how often it runs and how long."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as run:
+        for _ in range(3):
+            graph.replay()
+        torch.cuda.synchronize()
+    total = 0.0
+    for row in sorted(run.key_averages(), key=lambda r: -r.device_time_total):
+        total += row.device_time_total / 3e3
+        print(f"    {row.count // 3:4} x {row.device_time_total / row.count:8.2f} us  {row.key[:90]}")
+    print(f"    kernels {total:.3f} ms of {ms:.3f} ms", flush=True)
 
 
 def main() -> None:
@@ -59,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 64, 256])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--profile", action="store_true", help="print the time of each kernel")
     args = parser.parse_args()
     device = torch.device("cuda")
     torch.manual_seed(0)
@@ -69,12 +88,17 @@ def main() -> None:
             continue
         pool = random_pool(contexts([context] * rows, device, scattered=False).num_slots, device)
         recipe = recipe_for(rows)
-        for name, variant in (("", recipe), ("no dependent launch", replace(recipe, pdl=False))):
-            ms = time_step(decoder, rope, rows, context, pool, variant)
+        cublas = replace(recipe, qkv=None, out=None, gate_up=None, down=None, head=None)
+        first = None
+        for name, variant in (("", recipe), ("other launch", replace(recipe, pdl=not recipe.pdl)), ("cuBLAS", cublas),
+                              ("cuBLAS gate_up", replace(recipe, gate_up=None))):  # fmt: skip
+            ms, logits = time_step(decoder, rope, rows, context, pool, variant, profile=args.profile)
+            first = logits if first is None else first
+            same = "same logits" if torch.equal(first, logits) else f"{(first != logits).float().mean():.1%} of logits differ"
             floor = floor_ms(rows, context, decoder)
             results.append({"rows": rows, "context": context, "ms": ms, "floor_ms": floor, "bar_ms": bar, "variant": name})
             print(f"B={rows:<4} ctx {context:<5} {ms:7.3f} ms  floor {floor:6.2f}  bar {bar:5.1f}  "
-                  f"{100 * floor / ms:5.1f}% of floor  {name}", flush=True)  # fmt: skip
+                  f"{100 * floor / ms:5.1f}% of floor  {name} ({same})", flush=True)  # fmt: skip
         del pool
     if args.json:
         args.json.write_text(json.dumps({"layers": LAYERS, "results": results}, indent=1))

@@ -59,6 +59,7 @@ def contexts(lengths: list[int], device: torch.device, *, scattered: bool) -> Co
     """Return tables for requests of `lengths` tokens, newest included."""
     rounded = [-(-length // 128) * 128 for length in lengths]
     num_slots = sum(rounded)
+    torch.manual_seed(1)  # the same slots for every variant: their results are compared
     free = torch.randperm(num_slots, device=device) if scattered else torch.arange(num_slots, device=device)
     table = torch.full((len(lengths), max(rounded) + 128), num_slots, dtype=torch.int32, device=device)
     first = 0

@@ -44,7 +44,7 @@ PRODUCTS = [
 ]
 
 
-def gemm_shapes(product: Product, rows: int, prefetch: int) -> list[GemmShape]:
+def gemm_shapes(product: Product, rows: int) -> list[GemmShape]:
     block_b = max(16, 1 << (min(rows, 256) - 1).bit_length())
     shapes = []
     for block_n, block_k, split, budget, warps in product_of(rows):
@@ -55,7 +55,7 @@ def gemm_shapes(product: Product, rows: int, prefetch: int) -> list[GemmShape]:
             continue
         if product.k % (block_k * split) or block_n * block_b * (2 if product.gated else 1) > 128 * 256:
             continue
-        shapes.append(GemmShape(block_n, block_b, block_k, split, stages, warps, prefetch))
+        shapes.append(GemmShape(block_n, block_b, block_k, split, stages, warps))
     return sorted(set(shapes), key=repr)
 
 
@@ -88,8 +88,8 @@ def gemm_buffers(item: Product, rows: int, device: torch.device, copies: int):  
     )  # fmt: skip
 
 
-def sweep_gemm(all_rows: list[int], device: torch.device, prefetch: int) -> None:
-    candidates = [(p, rows, s, True) for rows in all_rows for p in PRODUCTS for s in gemm_shapes(p, rows, prefetch)]
+def sweep_gemm(all_rows: list[int], device: torch.device) -> None:
+    candidates = [(p, rows, s, True) for rows in all_rows for p in PRODUCTS for s in gemm_shapes(p, rows)]
     compile_all(launch_gemm, candidates)
     for rows, item in product(all_rows, PRODUCTS):
         buffers = gemm_buffers(item, rows, device, COPIES)
@@ -113,13 +113,25 @@ def sweep_gemm(all_rows: list[int], device: torch.device, prefetch: int) -> None
             print(f"{item.name:8} B={rows:<4}{1e3 * ms:8.2f} us {rate:6.2f} TB/s {flops:5.0f} TF  {short(what)}")
 
 
-def short(what: GemmShape | str) -> str:
+def short(what: GemmShape | str, pdl: bool = True) -> str:
     if isinstance(what, str):
         return what
-    return f"n{what.block_n} b{what.block_b} k{what.block_k} split{what.split_k} st{what.stages} w{what.warps}"
+    return (f"n{what.block_n} b{what.block_b} k{what.block_k} split{what.split_k} st{what.stages} w{what.warps}"
+            f"{' tma' if what.tma else ''}{' early' if what.early else ''}{' pdl' if pdl else ''}")  # fmt: skip
 
 
-ATTENTION = [(64, 3, 4), (64, 4, 4), (64, 5, 4), (32, 4, 4), (32, 5, 4), (32, 6, 4), (128, 3, 4), (64, 3, 8), (64, 4, 2), (32, 5, 2)]
+def sweep_boundary(device: torch.device) -> None:
+    """Time chains of tiny kernels: what a launch costs inside a graph, with and without dependent launch."""
+    from kernels.rms_norm import rms_norm
+
+    x, w = torch.randn(1, 4096, device=device, dtype=BF16), torch.ones(4096, device=device, dtype=BF16)
+    for pdl in (False, True):
+        graph = captured(lambda: [rms_norm(x, w, x, 1e-5, pdl=pdl) for _ in range(100)])  # noqa: B023
+        print(f"boundary: {10 * replay_ms(graph):6.2f} us a norm of one row, dependent launch {pdl}")
+
+
+ATTENTION = [(64, 3, 4), (64, 4, 4), (32, 4, 4), (32, 6, 4), (128, 3, 4), (64, 4, 2)]
+ATTENTION_FLAGS = [(False,), (True,)]
 WORKS = [
     ("B=1", [1024], [(16, 1), (32, 1), (8, 1)]),
     ("B=16", [1024] * 16, [(64, 1), (128, 1), (33, 1), (16, 1)]),
@@ -132,7 +144,7 @@ ATTENTION_LAYERS = 3
 
 
 def launch_attention(candidate, device, work=None, lens=None, kv=None, ctx=None, buffers=None) -> None:  # noqa: ANN001
-    block, stages, warps, target, minimum, prefetch = candidate
+    block, stages, warps, target, minimum, pdl = candidate
     lens = lens or [1024] * 64
     if device.type == "cpu":
         ctx = contexts([128] * len(lens), device, scattered=False)
@@ -145,7 +157,7 @@ def launch_attention(candidate, device, work=None, lens=None, kv=None, ctx=None,
     def launches() -> None:
         for layer in kv:
             decode_attention(qkv, layer, ctx.slots, ctx.context_lens, rope, HEADS, plan, scratch, out,
-                             tuning=AttentionTuning(stages, warps, 8, prefetch), pdl=True)  # fmt: skip
+                             tuning=AttentionTuning(stages, warps, 8), pdl=pdl)  # fmt: skip
 
     if device.type == "cpu":
         launches()
@@ -160,7 +172,7 @@ def attention_buffers(rows: int, device: torch.device):  # noqa: ANN201
 
 def sweep_attention(device: torch.device) -> None:
     for rows in (1, 64):
-        compile_all(_compile_attention, [(rows, (*a, 256, 1, True)) for a in ATTENTION])
+        compile_all(_compile_attention, [(rows, (*a, 256, 1, *f)) for a, f in product(ATTENTION, ATTENTION_FLAGS)])
     for name, lens, plans in WORKS:
         tokens = sum(lens)
         layers = max(ATTENTION_LAYERS, min(32, (600 << 20) // (tokens * 4096)))
@@ -170,15 +182,15 @@ def sweep_attention(device: torch.device) -> None:
             kv = torch.empty(layers, ctx.num_slots + 1, 16, 128, device=device, dtype=BF16).normal_()
             kv[:, -1] = 0
             results = []
-            for a, plan in product(ATTENTION, plans):
+            for a, plan, flags in product(ATTENTION, plans, ATTENTION_FLAGS):
                 work: list[float] = []
                 try:
-                    launch_attention((*a, *plan, True), device, work, lens, kv, ctx, buffers)
-                    results.append((work[0], f"block {a[0]} st {a[1]} w {a[2]} target {plan[0]} min {plan[1]}"))
+                    launch_attention((*a, *plan, *flags), device, work, lens, kv, ctx, buffers)
+                    results.append((work[0], f"block {a[0]} st {a[1]} w {a[2]} target {plan[0]} min {plan[1]} pdl {flags[0]}"))
                 except Exception as error:  # noqa: BLE001
                     print("fails:", a, str(error)[:80])
             results.sort()
-            for ms, what in results[: 4 if scattered else 1]:
+            for ms, what in results[: 6 if scattered else 1]:
                 print(f"{name:6} {'scattered ' if scattered else 'contiguous'} {1e3 * ms:8.2f} us {tokens * 4096 / ms / 1e9:5.2f} TB/s  {what}")
             del kv
 
@@ -236,14 +248,15 @@ def sweep_prefill(device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["gemm", "attention", "prefill"])
+    parser.add_argument("what", choices=["gemm", "boundary", "attention", "prefill"])
     parser.add_argument("--rows", type=int, nargs="*", default=[16, 64])
-    parser.add_argument("--prefetch", type=int, default=1024)
     args = parser.parse_args()
     device = torch.device("cuda")
     torch.manual_seed(0)
     if args.what == "gemm":
-        sweep_gemm(args.rows, device, args.prefetch)
+        sweep_gemm(args.rows, device)
+    elif args.what == "boundary":
+        sweep_boundary(device)
     elif args.what == "attention":
         sweep_attention(device)
     else:

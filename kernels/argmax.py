@@ -8,7 +8,14 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import after_previous_kernel, dependent, expect_rows_contiguous, expect_shape, next_power_of_2
+from kernels.launch import (
+    dependent,
+    expect_rows_contiguous,
+    expect_shape,
+    next_power_of_2,
+    release_next,
+    wait_for_previous,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ def _argmax(logits_ptr, values_ptr, partial_ids_ptr, arrived_ptr, out_ptr, vocab
     """Grid `(rows, SPLITS)`; the program of a row that finishes last picks among the splits' winners."""
     row = tl.program_id(0)
     split = tl.program_id(1)
-    after_previous_kernel(PDL)
+    wait_for_previous(PDL)
     share = tl.cdiv(tl.cdiv(vocab, SPLITS), BLOCK) * BLOCK
     first = split * share
     base = logits_ptr + row.to(tl.int64) * row_stride
@@ -46,6 +53,7 @@ def _argmax(logits_ptr, values_ptr, partial_ids_ptr, arrived_ptr, out_ptr, vocab
         x = tl.load(base + cols, mask=cols < vocab, other=float("-inf")).to(tl.float32)
         best_id = tl.where(x > best, cols, best_id)
         best = tl.maximum(x, best)
+    release_next(PDL)
     top = tl.max(best)
     winner = tl.min(tl.where(best == top, best_id, 2147483647))
     tl.store(values_ptr + row * SPLITS + split, top)

@@ -20,13 +20,13 @@ import triton.language as tl
 from kernels.decode_plan import DecodePlan
 from kernels.launch import (
     LOG2_E,
-    after_previous_kernel,
     dependent,
     dot,
     expect_rows_contiguous,
     expect_shape,
     next_power_of_2,
-    prefetch_to_l2,
+    release_next,
+    wait_for_previous,
 )
 from kernels.layout import Heads, Rope, SlotTable
 
@@ -54,12 +54,11 @@ class DecodeScratch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTuning:
-    """Loads in flight (`stages`), warps, splits merged at once, and blocks asked for in L2 before the wait."""
+    """Loads in flight (`stages`), warps and splits merged at once."""
 
     stages: int = 3
     warps: int = 4
     merge: int = 8
-    prefetch: bool = False
 
 
 @triton.jit
@@ -112,14 +111,14 @@ def _decode_attention(
     qkv_stride, slot_stride, out_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P2: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_TOKENS: tl.constexpr, STAGES: tl.constexpr,
-    MERGE: tl.constexpr, QK_NORM: tl.constexpr, PRECISION: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    MERGE: tl.constexpr, QK_NORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid `(KV_HEADS, max_items)`. `scale` holds log2(e), so that exp2 does. Pool offsets are 64-bit."""
     GROUP_ROWS: tl.constexpr = 16  # the tensor cores' fewest rows; the query heads fill GROUP of them
     head = tl.program_id(0)
     item = tl.program_id(1)
     if item >= tl.load(num_items_ptr):
-        after_previous_kernel(PDL)
+        wait_for_previous(PDL)
         return
     row = tl.load(items_ptr + item * 4)
     first_block = tl.load(items_ptr + item * 4 + 1)
@@ -134,17 +133,13 @@ def _decode_attention(
     k_ptr = kv_ptr + head * HEAD_DIM
     v_ptr = kv_ptr + (KV_HEADS + head) * HEAD_DIM
     slots = tl.load(slots_ptr + start + t, mask=start + t < table_width, other=0)
-    if PREFETCH:
-        if PDL:
-            ahead = slots.to(tl.int64) * slot_stride
-            prefetch_to_l2(k_ptr + ahead, HEAD_DIM * (kv_ptr.dtype.element_ty.primitive_bitwidth // 8))
-            prefetch_to_l2(v_ptr + ahead, HEAD_DIM * (kv_ptr.dtype.element_ty.primitive_bitwidth // 8))
     half: tl.constexpr = ROTARY_DIM // 2
     angle = tl.where(d < half, d, d - half)
     rotary = d < ROTARY_DIM
     cos = tl.load(cos_ptr + old_tokens.to(tl.int64) * half + angle, mask=rotary, other=1.0)[None, :]
     sin = tl.load(sin_ptr + old_tokens.to(tl.int64) * half + angle, mask=rotary, other=0.0)[None, :]
-    after_previous_kernel(PDL)
+    wait_for_previous(PDL)
+    release_next(PDL)
 
     in_head = (d < HEAD_DIM)[None, :]
     g = tl.arange(0, GROUP_ROWS)
@@ -255,6 +250,6 @@ def decode_attention(
         KV_HEADS=heads.num_kv_heads, GROUP=heads.group, GROUP_P2=next_power_of_2(heads.group),
         HEAD_DIM=heads.head_dim, ROTARY_DIM=2 * rope.cos.shape[1], BLOCK_D=next_power_of_2(heads.head_dim),
         BLOCK_TOKENS=plan.block_tokens, STAGES=tuning.stages, MERGE=tuning.merge, QK_NORM=rope.q_norm is not None,
-        PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32", PREFETCH=tuning.prefetch,
+        PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         num_warps=tuning.warps, **dependent(pdl),
     )  # fmt: skip

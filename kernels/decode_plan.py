@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import after_previous_kernel, dependent, expect_shape, next_power_of_2
+from kernels.launch import dependent, expect_shape, next_power_of_2, release_next, wait_for_previous
 
 ITEM_FIELDS = 4
 
@@ -55,8 +55,9 @@ class DecodePlan:
 def _decode_plan(context_lens_ptr, items_ptr, num_splits_ptr, num_items_ptr, num_rows, target_items, min_split_blocks,
                  BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Grid `(1,)`."""
-    after_previous_kernel(PDL)
+    wait_for_previous(PDL)
     rows = tl.arange(0, BLOCK_ROWS)
+    release_next(PDL)
     inside = rows < num_rows
     lens = tl.load(context_lens_ptr + rows, mask=inside, other=0)
     # The newest token is not in the pool yet; whoever holds the last split adds it from registers.

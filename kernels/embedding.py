@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import after_previous_kernel, dependent, expect_shape, next_power_of_2
+from kernels.launch import dependent, expect_shape, next_power_of_2, release_next, wait_for_previous
 from kernels.skinny_gemm import NormOut
 
 
@@ -19,9 +19,10 @@ def _embedding(ids_ptr, table_ptr, out_ptr, norm_ptr, scaled_ptr, squares_ptr, w
     cols = tl.arange(0, BLOCK)
     inside = cols < width
     weight = tl.load(norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    after_previous_kernel(PDL)
+    wait_for_previous(PDL)
     token = tl.load(ids_ptr + row).to(tl.int64)
     value = tl.load(table_ptr + token * table_stride + cols, mask=inside, other=0.0)
+    release_next(PDL)
     tl.store(out_ptr + row * out_stride + cols, value, mask=inside)
     x = value.to(tl.float32)
     tl.store(scaled_ptr + row * scaled_stride + cols, (x * weight).to(scaled_ptr.dtype.element_ty), mask=inside)

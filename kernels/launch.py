@@ -23,13 +23,23 @@ def dependent(pdl: bool) -> dict[str, bool]:
 
 
 @triton.jit
-def after_previous_kernel(PDL: tl.constexpr):
-    """Wait until the kernel in front has ended and its writes are visible, then let the next kernel start.
+def wait_for_previous(PDL: tl.constexpr):
+    """Wait until the kernel in front has ended and its writes are visible.
 
-    The next one is released only after the wait: so what was written two kernels ago may be read before the wait.
+    Comes before any global write and any read of what the kernel in front writes. A kernel releases the next one only
+    after this wait: so what was written two kernels ago may be read before it.
     """
     if PDL:
         gdc_wait()
+
+
+@triton.jit
+def release_next(PDL: tl.constexpr):
+    """Let the next kernel start beside this one's end.
+
+    It takes what room the card has left and waits there, with what it may load before its wait already under way.
+    """
+    if PDL:
         gdc_launch_dependents()
 
 
@@ -40,20 +50,6 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision=PRECISION)
-
-
-@triton.jit
-def prefetch_to_l2(pointers, num_bytes: tl.constexpr):
-    """Ask for `num_bytes` (a multiple of 16) from each of `pointers` in L2. Moves nothing under the interpreter."""
-    sizes = tl.full(pointers.shape, num_bytes, tl.int32)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [pointers, sizes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 def expect_shape(name: str, tensor: torch.Tensor, expected: tuple[int | None, ...]) -> None:

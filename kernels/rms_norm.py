@@ -9,7 +9,14 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import after_previous_kernel, dependent, expect_rows_contiguous, expect_shape, next_power_of_2
+from kernels.launch import (
+    dependent,
+    expect_rows_contiguous,
+    expect_shape,
+    next_power_of_2,
+    release_next,
+    wait_for_previous,
+)
 
 
 @triton.jit
@@ -20,13 +27,14 @@ def _rms_norm(x_ptr, residual_ptr, weight_ptr, out_ptr, width, x_stride, residua
     cols = tl.arange(0, BLOCK)
     inside = cols < width
     weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    after_previous_kernel(PDL)
+    wait_for_previous(PDL)
     x = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         x += tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0).to(tl.float32)
         rounded = x.to(residual_ptr.dtype.element_ty)
         tl.store(residual_ptr + row * residual_stride + cols, rounded, mask=inside)
         x = rounded.to(tl.float32)
+    release_next(PDL)
     scale = tl.rsqrt(tl.sum(x * x) / width + eps)
     tl.store(out_ptr + row * out_stride + cols, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
 

@@ -10,7 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import after_previous_kernel, dependent, expect_rows_contiguous, expect_shape, next_power_of_2
+from kernels.launch import (
+    dependent,
+    expect_rows_contiguous,
+    expect_shape,
+    next_power_of_2,
+    release_next,
+    wait_for_previous,
+)
 from kernels.layout import Heads, Rope
 
 
@@ -33,7 +40,7 @@ def _rope_kv_write(
     angle = position * half + tl.where(d < half, d, d - half)
     cos = tl.load(cos_ptr + angle, mask=d < ROTARY_DIM, other=1.0)
     sin = tl.load(sin_ptr + angle, mask=d < ROTARY_DIM, other=0.0) * sign
-    after_previous_kernel(PDL)
+    wait_for_previous(PDL)
     row = qkv_ptr + token * qkv_stride
     x = tl.load(row + h * HEAD_DIM + d, mask=live, other=0.0).to(tl.float32)
     y = tl.load(row + h * HEAD_DIM + partner, mask=live, other=0.0).to(tl.float32)
@@ -45,6 +52,7 @@ def _rope_kv_write(
                       tl.load(k_norm_ptr + partner, mask=d < HEAD_DIM))  # fmt: skip
         x = x * inverse * wx.to(tl.float32)
         y = y * inverse * wy.to(tl.float32)
+    release_next(PDL)
     tl.debug_barrier()  # partners are read by other threads: all reads come before the first write
     rotated = (x * cos + y * sin).to(qkv_ptr.dtype.element_ty)
     tl.store(row + h * HEAD_DIM + d, rotated, mask=live)

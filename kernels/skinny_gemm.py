@@ -20,8 +20,16 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.launch import after_previous_kernel, dependent, dot, expect_rows_contiguous, expect_shape, prefetch_to_l2
+from kernels.launch import (
+    dependent,
+    dot,
+    expect_rows_contiguous,
+    expect_shape,
+    release_next,
+    wait_for_previous,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +42,12 @@ class GemmShape:
     split_k: int = 1
     stages: int = 4
     warps: int = 4
-    prefetch_bytes: int = 0
-    """Bytes of each weight row fetched into L2 while the kernel in front still runs (a multiple of 16)."""
+    early: bool = False
+    """With dependent launch: load the first weight tile into registers while the kernel in front still runs."""
+    evict_first: bool = True
+    """Weights leave L2 first: they are read once a step."""
+    tma: bool = False
+    """Weights come through the bulk tensor copy engine instead of per-thread copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,74 +80,62 @@ class SplitSpace:
 
 
 @triton.jit
-def _product(x_ptr, w_ptr, rows_n, rows_b, num_rows, k, k_first, k_last, x_stride,
+def _weights(w, first_row, rows, k, start, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, EVICT: tl.constexpr,
+             TMA: tl.constexpr):  # fmt: skip
+    """Return a tile `[BLOCK_N, BLOCK_K]` of weight rows; past the end of a row it is zero."""
+    if TMA:
+        tile = w.load([first_row, start])
+    else:
+        ks = start + tl.arange(0, BLOCK_K)
+        pointers = w + rows.to(tl.int64)[:, None] * k + ks[None, :]
+        if EVEN_K:
+            tile = tl.load(pointers, eviction_policy=EVICT)
+        else:
+            tile = tl.load(pointers, mask=(ks < k)[None, :], other=0.0, eviction_policy=EVICT)
+    return tile
+
+
+@triton.jit
+def _tokens(x_rows, live, k, start, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """Return a tile `[BLOCK_K, BLOCK_B]` of `x`, transposed."""
+    ks = (start + tl.arange(0, BLOCK_K))[:, None]
+    return tl.load(x_rows + ks, mask=live if EVEN_K else live & (ks < k), other=0.0)
+
+
+@triton.jit
+def _product(x_ptr, w, early, early_up, first_row, rows_n, n, rows_b, num_rows, k, k_first, k_last, x_stride,
              BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-             EVEN_K: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Return the float32 tile `[BLOCK_N, BLOCK_B]` of `w @ x.T` over `k_first .. k_last`."""
-    offs_k = tl.arange(0, BLOCK_K)
-    w_rows = w_ptr + rows_n.to(tl.int64)[:, None] * k
+             EVEN_K: tl.constexpr, PRECISION: tl.constexpr, EVICT: tl.constexpr, TMA: tl.constexpr,
+             GATED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Return the float32 tile `[BLOCK_N, BLOCK_B]` of `w @ x.T` over `k_first .. k_last`; gated, that of the up rows
+    too, which lie `n` rows further down (without: zeros)."""
     x_rows = x_ptr + rows_b.to(tl.int64)[None, :] * x_stride
     live = (rows_b < num_rows)[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
-    for start in tl.range(k_first, k_last, BLOCK_K, num_stages=STAGES):
-        ks = start + offs_k
-        if EVEN_K:
-            w = tl.load(w_rows + ks[None, :], eviction_policy="evict_first")
-            x = tl.load(x_rows + ks[:, None], mask=live, other=0.0)
-        else:
-            inside = ks < k_last
-            w = tl.load(w_rows + ks[None, :], mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-            x = tl.load(x_rows + ks[:, None], mask=inside[:, None] & live, other=0.0)
-        acc = dot(w, x, acc, PRECISION)
-    return acc
-
-
-@triton.jit
-def _gated_product(x_ptr, w_ptr, rows_n, n, rows_b, num_rows, k, k_first, k_last, x_stride,
-                   BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-                   EVEN_K: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Return the tiles of the gate rows and of the up rows, `n` rows further down, over one pass of `x`."""
-    offs_k = tl.arange(0, BLOCK_K)
-    gate_rows = w_ptr + rows_n.to(tl.int64)[:, None] * k
-    up_rows = gate_rows + n.to(tl.int64) * k
-    x_rows = x_ptr + rows_b.to(tl.int64)[None, :] * x_stride
-    live = (rows_b < num_rows)[None, :]
-    gate = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
+    if EARLY:
+        x = _tokens(x_rows, live, k, k_first, BLOCK_K, EVEN_K)
+        acc = dot(early, x, acc, PRECISION)
+        if GATED:
+            up = dot(early_up, x, up, PRECISION)
+        k_first += BLOCK_K
     for start in tl.range(k_first, k_last, BLOCK_K, num_stages=STAGES):
-        ks = start + offs_k
-        if EVEN_K:
-            wg = tl.load(gate_rows + ks[None, :], eviction_policy="evict_first")
-            wu = tl.load(up_rows + ks[None, :], eviction_policy="evict_first")
-            x = tl.load(x_rows + ks[:, None], mask=live, other=0.0)
-        else:
-            inside = ks < k_last
-            wg = tl.load(gate_rows + ks[None, :], mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-            wu = tl.load(up_rows + ks[None, :], mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-            x = tl.load(x_rows + ks[:, None], mask=inside[:, None] & live, other=0.0)
-        gate = dot(wg, x, gate, PRECISION)
-        up = dot(wu, x, up, PRECISION)
-    return gate, up
-
-
-@triton.jit
-def _row_scale(squares_ptr, squares_stride, rows_b, num_rows, k, eps, TILES: tl.constexpr, TILES_P2: tl.constexpr):
-    """Return `1 / rms` of each row of `x`, from its partial sums of squares."""
-    tiles = tl.arange(0, TILES_P2)
-    inside = (tiles < TILES)[:, None] & (rows_b < num_rows)[None, :]
-    parts = tl.load(squares_ptr + tiles[:, None] * squares_stride + rows_b[None, :], mask=inside, other=0.0)
-    return tl.rsqrt(tl.sum(parts, axis=0) / k + eps)
+        x = _tokens(x_rows, live, k, start, BLOCK_K, EVEN_K)
+        acc = dot(_weights(w, first_row, rows_n, k, start, BLOCK_K, EVEN_K, EVICT, TMA), x, acc, PRECISION)
+        if GATED:
+            up = dot(_weights(w, n + first_row, n + rows_n, k, start, BLOCK_K, EVEN_K, EVICT, TMA), x, up, PRECISION)
+    return acc, up
 
 
 @triton.jit
 def _skinny_gemm(
-    x_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, squares_in_ptr, norm_ptr, scaled_ptr, squares_out_ptr,
+    x_ptr, w_ptr, w, out_ptr, bias_ptr, residual_ptr, squares_in_ptr, norm_ptr, scaled_ptr, squares_out_ptr,
     partial_ptr, arrived_ptr, num_rows, n, k, x_stride, out_stride, residual_stride, scaled_stride, squares_in_stride,
     squares_out_stride, eps,
     BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, STAGES: tl.constexpr,
     GATED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, NORM_IN: tl.constexpr,
     NORM_OUT: tl.constexpr, TILES: tl.constexpr, TILES_P2: tl.constexpr, EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr, EVICT: tl.constexpr, TMA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid `(cdiv(n, BLOCK_N), SPLIT_K, cdiv(num_rows, BLOCK_B))`; weight offsets are 64-bit (a head has > 2^31)."""
     tile_n = tl.program_id(0)
@@ -147,20 +147,28 @@ def _skinny_gemm(
     k_part = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K) * BLOCK_K
     k_first = part * k_part
     k_last = tl.minimum(k_first + k_part, k)
-    if PREFETCH > 0:
-        if PDL:
-            ahead = w_ptr + rows_n.to(tl.int64) * k + k_first
-            prefetch_to_l2(ahead, PREFETCH)
-            if GATED:
-                prefetch_to_l2(ahead + n.to(tl.int64) * k, PREFETCH)
-    after_previous_kernel(PDL)
-
-    if GATED:
-        acc, up = _gated_product(x_ptr, w_ptr, rows_n, n, rows_b, num_rows, k, k_first, k_last, x_stride,
-                                 BLOCK_N, BLOCK_B, BLOCK_K, STAGES, EVEN_K, PRECISION)  # fmt: skip
-    else:
-        acc = _product(x_ptr, w_ptr, rows_n, rows_b, num_rows, k, k_first, k_last, x_stride,
-                       BLOCK_N, BLOCK_B, BLOCK_K, STAGES, EVEN_K, PRECISION)  # fmt: skip
+    early = 0
+    early_up = 0
+    if EARLY:
+        early = _weights(w_ptr, 0, rows_n, k, k_first, BLOCK_K, EVEN_K, EVICT, False)
+        if GATED:
+            early_up = _weights(w_ptr, 0, n + rows_n, k, k_first, BLOCK_K, EVEN_K, EVICT, False)
+    wait_for_previous(PDL)
+    release_next(PDL)
+    # What the edges need is asked for before the loop, to be there behind it.
+    inside = (rows_b < num_rows)[:, None] & (cols < n)[None, :]
+    rows64 = rows_b.to(tl.int64)[:, None]
+    if NORM_IN:
+        tiles = tl.arange(0, TILES_P2)
+        parts = (tiles < TILES)[:, None] & (rows_b < num_rows)[None, :]
+        squares_in = tl.load(squares_in_ptr + tiles[:, None] * squares_in_stride + rows_b[None, :], parts, other=0.0)
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + rows64 * residual_stride + cols[None, :], mask=inside, other=0.0)
+    if NORM_OUT:
+        norm_weight = tl.load(norm_ptr + rows_n)
+    acc, up = _product(x_ptr, w, early, early_up, tile_n * BLOCK_N, rows_n, n, rows_b, num_rows, k, k_first, k_last,
+                       x_stride, BLOCK_N, BLOCK_B, BLOCK_K, STAGES, EVEN_K, PRECISION, EVICT, TMA, GATED,
+                       EARLY)  # fmt: skip
 
     last = True
     if SPLIT_K > 1:
@@ -178,25 +186,22 @@ def _skinny_gemm(
 
     if last:
         if NORM_IN:
-            scale = _row_scale(squares_in_ptr, squares_in_stride, rows_b, num_rows, k, eps, TILES, TILES_P2)
+            scale = tl.rsqrt(tl.sum(squares_in, axis=0) / k + eps)
             acc = acc * scale[None, :]
             if GATED:
                 up = up * scale[None, :]
         if GATED:
             acc = acc * tl.sigmoid(acc) * up
         out = tl.trans(acc)
-        inside = (rows_b < num_rows)[:, None] & (cols < n)[None, :]
-        rows64 = rows_b.to(tl.int64)[:, None]
         if HAS_BIAS:
             out += tl.load(bias_ptr + rows_n).to(tl.float32)[None, :]
         if HAS_RESIDUAL:
-            out += tl.load(residual_ptr + rows64 * residual_stride + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+            out += residual.to(tl.float32)
         rounded = out.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + rows64 * out_stride + cols[None, :], rounded, mask=inside)
         if NORM_OUT:
             value = tl.where(inside, rounded.to(tl.float32), 0.0)
-            weight = tl.load(norm_ptr + rows_n).to(tl.float32)
-            scaled = (value * weight[None, :]).to(scaled_ptr.dtype.element_ty)
+            scaled = (value * norm_weight.to(tl.float32)[None, :]).to(scaled_ptr.dtype.element_ty)
             tl.store(scaled_ptr + rows64 * scaled_stride + cols[None, :], scaled, mask=inside)
             squares = tl.sum(value * value, axis=1)
             tl.store(squares_out_ptr + tile_n * squares_out_stride + rows_b, squares, mask=rows_b < num_rows)
@@ -241,7 +246,7 @@ def skinny_gemm(
         expect_shape("norm_out.squares", squares_out, (None, None))
     tiles = norm_in.num_tiles if norm_in else 1
     _skinny_gemm[grid](
-        x, w, out, bias if bias is not None else x, residual if residual is not None else x, squares_in,
+        x, w, _tiles_of(w, shape) if shape.tma else w, out, bias if bias is not None else x, residual if residual is not None else x, squares_in,
         norm_out.weight if norm_out else x, norm_out.scaled if norm_out else x, squares_out,
         split.partial if split else x, split.arrived if split else x, rows, n, k,
         x.stride(0), out.stride(0), residual.stride(0) if residual is not None else 0,
@@ -252,9 +257,13 @@ def skinny_gemm(
         NORM_IN=norm_in is not None, NORM_OUT=norm_out is not None, TILES=tiles,
         TILES_P2=triton.next_power_of_2(tiles), EVEN_K=k % shape.block_k == 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        PREFETCH=shape.prefetch_bytes if not (k * x.element_size()) % 16 else 0,
+        EARLY=shape.early and pdl, EVICT="evict_first" if shape.evict_first else "", TMA=shape.tma,
         num_warps=shape.warps, **dependent(pdl),
     )  # fmt: skip
+
+
+def _tiles_of(w: torch.Tensor, shape: GemmShape) -> TensorDescriptor:
+    return TensorDescriptor(w, list(w.shape), list(w.stride()), [shape.block_n, shape.block_k])
 
 
 def _check_split(shape: GemmShape, grid: tuple[int, int, int], split: SplitSpace | None, gated: bool) -> None:

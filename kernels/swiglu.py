@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import after_previous_kernel, dependent, expect_rows_contiguous, expect_shape
+from kernels.launch import dependent, expect_rows_contiguous, expect_shape, release_next, wait_for_previous
 
 
 @triton.jit
@@ -15,9 +15,10 @@ def _swiglu(gate_up_ptr, out_ptr, width, in_stride, out_stride, BLOCK: tl.conste
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < width
-    after_previous_kernel(PDL)
+    wait_for_previous(PDL)
     gate = tl.load(gate_up_ptr + row * in_stride + cols, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * in_stride + width + cols, mask=inside, other=0.0).to(tl.float32)
+    release_next(PDL)
     out = gate * tl.sigmoid(gate) * up
     tl.store(out_ptr + row * out_stride + cols, out.to(out_ptr.dtype.element_ty), mask=inside)
 

@@ -69,7 +69,7 @@ class DecodeStep:
         b = buffers
         self._residual, self._normed, self._scaled = b.residual[:rows], b.normed[:rows], b.scaled[:rows]
         self._qkv, self._attended = b.qkv[:rows], b.attended[:rows]
-        self._gate_up, self._inner, self._logits = b.gate_up[:rows], b.inner[:rows], b.logits[:rows]
+        self._gate_up, self._inner, self.logits = b.gate_up[:rows], b.inner[:rows], b.logits[:rows]
         self._tiles = 0
         """Tiles of squares that the last producer of the residual left; 0 when it was cuBLAS."""
 
@@ -84,8 +84,8 @@ class DecodeStep:
             last = i + 1 == len(decoder.blocks)
             next_norm = decoder.norm if last else decoder.blocks[i + 1].attention_norm
             self._layer(i, block, next_norm, context_lens, slots)
-        self._from_residual(Linear(decoder.head), decoder.norm, self._recipe.head, self._logits)
-        return self._logits
+        self._from_residual(Linear(decoder.head), decoder.norm, self._recipe.head, self.logits)
+        return self.logits
 
     def _layer(self, i: int, block: Block, next_norm: Tensor, context_lens: Tensor, slots: SlotTable) -> None:
         recipe, attention, mlp = self._recipe, block.attention, block.mlp

@@ -31,26 +31,24 @@ def recipe_for(rows: int) -> DecodeRecipe:
     """Return the measured choice for a step of `rows` rows."""
     if rows <= 16:
         return DecodeRecipe(
-            qkv=GemmShape(64, 16, 256, 1, 3, 4),
-            out=GemmShape(64, 16, 128, 2, 6, 4),
-            gate_up=GemmShape(64, 16, 128, 1, 3, 4),
+            qkv=GemmShape(64, 16, 128, 1, 6, 4),
+            out=GemmShape(32, 16, 256, 1, 5, 4),
+            gate_up=GemmShape(64, 16, 128, 1, 4 if rows == 1 else 3, 4),
             down=GemmShape(64, 16, 128, 2, 6, 4),
             head=None,
-            attention=AttentionTuning(3, 4, 8, False),
-            block_tokens=128,
-            target_items=16,
-            pdl=False,
+            attention=AttentionTuning(3, 4, 8),
+            block_tokens=64,
+            target_items=8,
         )
     if rows <= 64:
         return DecodeRecipe(
             qkv=GemmShape(64, 64, 128, 1, 4, 4),
             out=GemmShape(64, 64, 128, 2, 4, 4),
-            gate_up=GemmShape(128, 64, 64, 1, 3, 4),
-            down=GemmShape(64, 64, 128, 2, 4, 4),
+            gate_up=GemmShape(64, 64, 64, 1, 5, 4),
+            down=GemmShape(64, 64, 128, 2, 6, 4),
             head=None,
-            attention=AttentionTuning(4, 4, 8, False),
+            attention=AttentionTuning(4, 4, 8),
             block_tokens=32,
-            target_items=64,
-            pdl=False,
+            target_items=32,
         )
-    return DecodeRecipe(None, None, None, None, None, AttentionTuning(4, 4, 8, False), 32, 256, pdl=False)
+    return DecodeRecipe(None, None, None, None, None, AttentionTuning(3, 4, 8), 64, 256)

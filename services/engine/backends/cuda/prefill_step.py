@@ -1,0 +1,141 @@
+"""A prefill step: chunks of prompts through the decoder, launched kernel by kernel.
+
+Products run through cuBLAS, which adds the residual in its own epilogue. Whole prompts of equal length attend through
+cuDNN, straight from the fused q, k, v rows; ragged chunks, and chunks behind a cached prefix, through the Triton kernel
+over the slot table. The last layer writes every token's K and V, but computes the rest only for the tokens whose
+logits are asked for: one layer's attention and MLP less for all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.layout import Heads, Rope, SlotTable
+from kernels.prefill_attention import PrefillTuning, prefill_attention
+from kernels.rms_norm import rms_norm
+from kernels.rope_kv_write import rope_kv_write
+from kernels.swiglu import swiglu
+from services.engine.models.layers import Block, Decoder, Linear
+
+
+class PromptAttention(Enum):
+    """What attends from the tokens of a prompt."""
+
+    CUDNN = "cudnn"
+    TRITON = "triton"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillBatch:
+    """One step's chunks, on the device, int32 where not said otherwise.
+
+    ids, positions, slots: `[num_tokens]`.
+    query_start: `[chunks + 1]`; context_lens: `[chunks]`, the chunk included.
+    tiles, last_tiles: from `prefill_tiles`, of all queries and of the chunks' last tokens.
+    logits_tokens: `[n]` int64: the last tokens of those chunks whose logits are needed.
+    whole: `(prompts, length)` when all chunks are whole prompts of one length, else None.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    query_start: Tensor
+    context_lens: Tensor
+    tiles: Tensor
+    last_tiles: Tensor
+    table: SlotTable
+    logits_tokens: Tensor
+    whole: tuple[int, int] | None
+
+
+class PrefillStep:
+    """Called by the backend on the compute stream; owns nothing but its choices."""
+
+    def __init__(
+        self, decoder: Decoder, heads: Heads, rope: Rope, pool: Tensor,
+        attention: PromptAttention, tuning: PrefillTuning,
+    ) -> None:  # fmt: skip
+        self._decoder, self._heads, self._rope, self._pool = decoder, heads, rope, pool
+        self._attention, self._tuning = attention, tuning
+
+    def __call__(self, batch: PrefillBatch) -> Tensor:
+        """Write the chunks' K and V; return logits `[len(logits_tokens), vocab]`."""
+        decoder = self._decoder
+        residual = decoder.embedding[batch.ids]
+        normed = torch.empty_like(residual)
+        for i, block in enumerate(decoder.blocks[:-1]):
+            rms_norm(residual, block.attention_norm, normed, decoder.norm_eps)
+            attended = self._attend(i, block, normed, batch)
+            self._finish(block, attended, residual, normed)
+        return self._last(batch, residual, normed)
+
+    def _last(self, batch: PrefillBatch, residual: Tensor, normed: Tensor) -> Tensor:
+        decoder, block, layer = self._decoder, self._decoder.blocks[-1], len(self._decoder.blocks) - 1
+        rms_norm(residual, block.attention_norm, normed, decoder.norm_eps)
+        qkv = self._rotated(layer, block, normed, batch)
+        wanted = batch.logits_tokens
+        if wanted.numel():
+            attended = torch.empty(len(residual), self._heads.num_heads * self._heads.head_dim,
+                                   dtype=qkv.dtype, device=qkv.device)  # fmt: skip
+            self._paged(layer, qkv, batch, batch.last_tiles, attended)
+            residual, attended = residual[wanted], attended[wanted]
+            normed = torch.empty_like(residual)
+            self._finish(block, attended, residual, normed)
+            rms_norm(residual, decoder.norm, normed, decoder.norm_eps)
+            return torch.mm(normed, decoder.head.t())
+        return residual.new_empty(0, decoder.head.shape[0])
+
+    def _finish(self, block: Block, attended: Tensor, residual: Tensor, normed: Tensor) -> None:
+        """Add attention's output and the MLP to the residual."""
+        _add_product(residual, attended, block.attention.out)
+        rms_norm(residual, block.mlp_norm, normed, self._decoder.norm_eps)
+        gate_up = _product(normed, block.mlp.gate_up)
+        inner = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        swiglu(gate_up, inner)
+        _add_product(residual, inner, block.mlp.down)
+
+    def _rotated(self, layer: int, block: Block, normed: Tensor, batch: PrefillBatch) -> Tensor:
+        """Return the fused q, k, v rows, q and k rotated, k and v written to their slots."""
+        qkv = _product(normed, block.attention.qkv)
+        norm = block.attention.qk_norm
+        rope = self._rope
+        if norm is not None:
+            rope = replace(rope, q_norm=norm.q_weight, k_norm=norm.k_weight, eps=norm.eps)
+        rope_kv_write(qkv, self._pool[layer], batch.slots, batch.positions, rope, self._heads)
+        return qkv
+
+    def _attend(self, layer: int, block: Block, normed: Tensor, batch: PrefillBatch) -> Tensor:
+        qkv = self._rotated(layer, block, normed, batch)
+        if batch.whole is not None and self._attention is PromptAttention.CUDNN:
+            return self._whole_prompts(qkv, batch.whole)
+        out = qkv.new_empty(len(qkv), self._heads.num_heads * self._heads.head_dim)
+        self._paged(layer, qkv, batch, batch.tiles, out)
+        return out
+
+    def _paged(self, layer: int, qkv: Tensor, batch: PrefillBatch, tiles: Tensor, out: Tensor) -> None:
+        prefill_attention(qkv, self._pool[layer], batch.table, tiles, batch.query_start, batch.context_lens,
+                          self._heads, out, tuning=self._tuning)  # fmt: skip
+
+    def _whole_prompts(self, qkv: Tensor, whole: tuple[int, int]) -> Tensor:
+        h = self._heads
+        x = qkv.view(*whole, -1, h.head_dim).transpose(1, 2)
+        q, k, v = x.split([h.num_heads, h.num_kv_heads, h.num_kv_heads], dim=1)
+        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+            out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).reshape(len(qkv), h.num_heads * h.head_dim)
+
+
+def _product(x: Tensor, linear: Linear) -> Tensor:
+    return torch.nn.functional.linear(x, linear.weight, linear.bias)
+
+
+def _add_product(residual: Tensor, x: Tensor, linear: Linear) -> None:
+    torch.addmm(residual, x, linear.weight.t(), out=residual)
+    if linear.bias is not None:
+        residual.add_(linear.bias)

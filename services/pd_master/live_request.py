@@ -4,7 +4,7 @@ States: dispatching -> running -> ended. `dispatch` moves to running; an error o
 and everything is counted then.
 """
 
-import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 from services.common.errors import RequestAbortedError, SluiceError, WorkerFailedError
@@ -35,7 +35,7 @@ class LiveRequest:
         self._on_end: Callable[[LiveRequest], None] | None = on_end
         self._interrupted: SluiceError | None = None
         self._generation: Generation | None = None
-        self._clock = asyncio.get_running_loop().time
+        self._clock = time.monotonic
         self._last_token: list[float] = [0.0] * request.num_choices
         self._dispatched = 0.0
         self._prefilling = 0.0

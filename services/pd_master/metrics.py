@@ -14,7 +14,6 @@ class GatewayMetrics:
         series = Series(self.registry)
         self.http = series.counter("gateway_http_requests_total", "Answers by path and status", ("path", "status"))
         self.rpc = series.counter("gateway_rpcs_total", "gRPC answers by method and status", ("method", "status"))
-        self.internal_errors = series.counter("gateway_internal_errors_total", "Handlers that failed unexpectedly")
         self.requests = series.counter("gateway_requests_total", "Generations by API and outcome", ("api", "outcome"))
         self.active = series.gauge("gateway_active_requests", "Generations in work")
         self.prompt_tokens = series.counter("gateway_prompt_tokens_total", "Prompt tokens of accepted requests")
@@ -28,10 +27,6 @@ class GatewayMetrics:
     def count_http(self, path: str, status: int) -> None:
         """One HTTP answer; `path` is a known route or `other`."""
         self.http.labels(path, str(status)).inc()
-
-    def count_internal_error(self) -> None:
-        """An exception without a name for clients."""
-        self.internal_errors.inc()
 
     def render(self) -> bytes:
         """The exposition text."""

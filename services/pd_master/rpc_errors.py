@@ -74,7 +74,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             raise error
         if not isinstance(error, SluiceError):
             log.error("%s failed", method, exc_info=error)
-            self._metrics.count_internal_error()
             error = SluiceError("an internal error occurred")
         self._metrics.rpc.labels(method, error.grpc_status).inc()
         await context.abort_with_status(rpc_status.to_status(status_of(error)))

@@ -66,7 +66,6 @@ class App:
             await _reply_error(call, route, error)
         except Exception:
             log.exception("handler of %s %s failed", call.method, call.path)
-            self._metrics.count_internal_error()
             await _reply_error(call, route, SluiceError("an internal error occurred"))
         known = call.path if call.path in self._routes else "other"
         self._metrics.count_http(known, call.status)

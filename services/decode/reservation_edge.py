@@ -1,6 +1,7 @@
 """`ReservationService` on gRPC, on a decode worker. What a message means is decided behind `PeerHandler`."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
@@ -47,13 +48,16 @@ class ReservationServicer(reservation_pb2_grpc.ReservationServiceServicer):
         self,
         request_iterator: AsyncIterator[pb.ReservationServiceSessionRequest],
         context: object,  # noqa: ARG002
-    ) -> AsyncIterator[pb.ReservationServiceSessionResponse]:
+    ) -> AsyncGenerator[pb.ReservationServiceSessionResponse]:
         """One prefill worker's stream, from its hello to its end."""
         incoming = _messages(request_iterator)
         session = self._handler.open_peer(await read_hello(incoming, PrefillHello))
         try:
-            async for message in converse(incoming, session.outbox, partial(self._handler.peer_said, session)):
-                yield decode_message_to_proto(message)
+            async with aclosing(
+                converse(incoming, session.outbox, partial(self._handler.peer_said, session))
+            ) as messages:
+                async for message in messages:
+                    yield decode_message_to_proto(message)
         finally:
             self._handler.peer_lost(session)
 

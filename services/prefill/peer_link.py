@@ -6,6 +6,7 @@ connecting --DecodeHello of the right incarnation--> up --break--> connecting ..
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Protocol
 
 import grpc
@@ -119,5 +120,6 @@ class PeerLink:
 
 
 async def _protos(outbox: Outbox[PrefillMessage]) -> AsyncIterator[pb.ReservationServiceSessionRequest]:
-    async for message in outbox.messages():
-        yield prefill_message_to_proto(message)
+    async with aclosing(outbox.messages()) as messages:
+        async for message in messages:
+            yield prefill_message_to_proto(message)

@@ -1,7 +1,8 @@
 """`WorkerService` on gRPC: streams and files. What a message means is decided by the service behind `MasterHandler`."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -47,13 +48,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self,
         request_iterator: AsyncIterator[pb.WorkerServiceSessionRequest],
         context: object,  # noqa: ARG002
-    ) -> AsyncIterator[pb.WorkerServiceSessionResponse]:
+    ) -> AsyncGenerator[pb.WorkerServiceSessionResponse]:
         """One master's stream, from its hello to its end."""
         incoming = _messages(request_iterator)
         session = self._handler.open_session(await read_hello(incoming, MasterHello))
         try:
-            async for message in converse(incoming, session.outbox, partial(self._handler.master_said, session)):
-                yield worker_message_to_proto(message)
+            async with aclosing(
+                converse(incoming, session.outbox, partial(self._handler.master_said, session))
+            ) as messages:
+                async for message in messages:
+                    yield worker_message_to_proto(message)
         finally:
             self._handler.session_lost(session)
 
@@ -61,7 +65,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self,
         request: pb.GetTokenizerRequest,  # noqa: ARG002
         context: object,  # noqa: ARG002
-    ) -> AsyncIterator[pb.GetTokenizerResponse]:
+    ) -> AsyncGenerator[pb.GetTokenizerResponse]:
         """The model's tokenizer files, in chunks."""
         for name in TOKENIZER_FILES:
             path = self._folder / name

@@ -1,7 +1,7 @@
 """What one end of a stream between pods still has to write. Order is kept, saying never waits, the wait is bounded."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar
 
 from services.common.errors import SluiceError
@@ -44,25 +44,22 @@ class Outbox(Generic[T]):
         self.end = self.end or reason
         self._wake.set()
 
-    async def messages(self) -> AsyncIterator[T]:
+    async def messages(self) -> AsyncGenerator[T]:
         """What to write next, until `close`. Raises SessionOverflowError."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            async for message in self._drain():
+            batch = self._batch()
+            for message in batch:
                 yield message
+            if batch:
+                continue
             if self.end is not None:
                 return
+            await self._wake.wait()
+            self._wake.clear()
 
-    async def _drain(self) -> AsyncIterator[T]:
-        while True:
-            if len(self._waiting) > MAX_WAITING:
-                raise SessionOverflowError(f"{len(self._waiting)} messages wait for {self._name}")
-            waiting, self._waiting = self._waiting, []
-            for message in waiting:
-                yield message
-            frame = self._cut()
-            if frame is not None:
-                yield frame
-            elif not self._waiting:
-                return
+    def _batch(self) -> list[T]:
+        if len(self._waiting) > MAX_WAITING:
+            raise SessionOverflowError(f"{len(self._waiting)} messages wait for {self._name}")
+        batch, self._waiting = self._waiting, []
+        frame = self._cut()
+        return batch if frame is None else [*batch, frame]

@@ -1,7 +1,8 @@
 """The one place where errors of a worker's RPCs become gRPC statuses; all are counted, unexpected ones logged whole."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ from services.common.errors import SluiceError
 from services.common.metrics import SessionMetrics
 
 log = logging.getLogger(__name__)
-Behaviour = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], AsyncIterator[Any]]
+Behaviour = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], AsyncGenerator[Any]]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -37,10 +38,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return make(self._guard(behaviour, method), handler.request_deserializer, handler.response_serializer)
 
     def _guard(self, behaviour: Behaviour, method: str) -> Behaviour:
-        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:  # noqa: ANN401
+        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any]:  # noqa: ANN401
             try:
-                async for response in behaviour(request, context):
-                    yield response
+                async with aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        yield response
             except SluiceError as error:
                 self._metrics.errors.labels(method, error.code).inc()
                 log.info("%s ends: %s: %s", method, error.code, error.message)

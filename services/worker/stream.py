@@ -1,7 +1,8 @@
 """The server's end of a stream between pods: a hello with a deadline, then reading and writing side by side."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import TypeVar
 
 from services.common.messages import PROTOCOL
@@ -31,12 +32,13 @@ async def read_hello(incoming: AsyncIterator[In], kind: type[Hello]) -> Hello:
 
 async def converse(
     incoming: AsyncIterator[In], outbox: Outbox[Out], receive: Callable[[In], None]
-) -> AsyncIterator[Out]:
+) -> AsyncGenerator[Out]:
     """Give what is to be written while handing over what comes, until either side ends; raises why."""
     reader = asyncio.create_task(_read(incoming, outbox, receive))
     try:
-        async for message in outbox.messages():
-            yield message
+        async with aclosing(outbox.messages()) as messages:
+            async for message in messages:
+                yield message
         if reader.done():
             reader.result()
         assert outbox.end is not None

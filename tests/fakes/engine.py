@@ -194,7 +194,7 @@ class FakeEngine:
         self._flush()
 
     async def _serve_transfer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
+        while line := await _line(reader):
             message = json.loads(line)
             if "proof" in message:
                 writer.write(b"!")
@@ -202,6 +202,14 @@ class FakeEngine:
             self._state.receive(AttemptKey(message["request"], message["attempt"]))
             self._after_commands()
         writer.close()
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """The next line; empty at the end, whatever ended it."""
+    try:
+        return await reader.readline()
+    except (ConnectionError, asyncio.CancelledError):
+        return b""
 
 
 def main(arguments: list[str]) -> int:

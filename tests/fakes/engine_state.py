@@ -32,6 +32,8 @@ from services.common.ipc import (
 from services.common.request import FinishReason
 from tests.fakes.tokens import fake_token
 
+NUM_PAGES = 8
+
 
 @dataclasses.dataclass(slots=True)
 class Sequence:
@@ -68,8 +70,12 @@ class Job:
 class FakeState:
     """Commands in, events out; `step` advances everything by one step."""
 
-    def __init__(self, num_slots: int, chunk_tokens: int) -> None:
+    def __init__(self, num_slots: int, chunk_tokens: int, defer_every: int = 0) -> None:
         self.num_slots = num_slots
+        self._defer_every = defer_every
+        self._num_proposals = 0
+        self._known_prompts: set[bytes] = set()
+        """Stands for the prefix cache: a prompt computed before costs one token, and no slot less."""
         self._chunk = chunk_tokens
         self.jobs: dict[int, Job] = {}
         self.num_preempted = 0
@@ -84,7 +90,7 @@ class FakeState:
         """Slots by state."""
         reserved = sum(job.slots for job in self.jobs.values() if job.state == "waiting")
         held = sum(job.slots for job in self.jobs.values()) - reserved
-        return Usage(self.num_slots, self.num_slots - held - reserved, held, reserved, 0)
+        return Usage(self.num_slots, self.num_slots - held - reserved, held, reserved, 0, NUM_PAGES)
 
     @property
     def free(self) -> int:
@@ -111,17 +117,23 @@ class FakeState:
     def _admit(self, admit: Admit) -> list[Event]:
         prompt, output = unpack_ids(admit.prompt_ids), unpack_ids(admit.output_ids)
         num_tokens = len(prompt) + len(output)
-        if num_tokens > self.free:
+        if self._must_defer(num_tokens):
             return [Deferred(admit.job_id, self.free)]
         job = Job(admit.job_id, admit.key, prompt, num_tokens, admit.arrival, "computing", admit.stop)
         job.sequences = {choice: Sequence(len(output)) for choice in admit.choices}
         job.hand_over = admit.hand_over
+        job.computed = num_tokens - 1 if admit.prompt_ids in self._known_prompts else 0
+        self._known_prompts.add(admit.prompt_ids)
         self.jobs[admit.job_id] = job
-        return [Admitted(admit.job_id, 0, num_tokens)]
+        return [Admitted(admit.job_id, job.computed, num_tokens)]
+
+    def _must_defer(self, num_tokens: int) -> bool:
+        self._num_proposals += 1
+        return num_tokens > self.free or bool(self._defer_every and self._num_proposals % self._defer_every == 0)
 
     def _reserve(self, reserve: Reserve) -> list[Event]:
         ids = unpack_ids(reserve.token_ids)
-        if len(ids) > self.free:
+        if self._must_defer(len(ids)):
             return [Deferred(reserve.job_id, self.free)]
         job = Job(reserve.job_id, reserve.key, ids, len(ids), reserve.arrival, "waiting")
         self.jobs[reserve.job_id] = job

@@ -145,6 +145,12 @@ class FakeMaster:
         assert hello is not None
         return Peer(hello.worker, hello.address)
 
+    def last_heartbeat(self, address: str) -> Heartbeat:
+        """What a worker last said of itself."""
+        heartbeat = self.links[address].heartbeat
+        assert heartbeat is not None
+        return heartbeat
+
     def submit(
         self, request: Request, worker: str, decode: str | None, attempt: int = 1, output_ids: list[int] | None = None
     ) -> AttemptKey:

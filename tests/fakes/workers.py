@@ -6,6 +6,8 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import httpx
+
 from services.common.config import WorkerConfig
 from services.common.ipc import CheckIntegrity, Event, Integrity
 from services.decode import mixed
@@ -41,6 +43,17 @@ class RunningWorker:
     def address(self) -> str:
         """Its gRPC address."""
         return self.worker.identity.grpc_address
+
+    async def started(self) -> None:
+        """Wait until its engine process and its health pages are there."""
+        async with asyncio.timeout(10):
+            while self.worker.engine.pid is None:  # noqa: ASYNC110 - the worker has no event for it
+                await asyncio.sleep(0.01)
+
+    async def metrics(self) -> str:
+        """Its /metrics."""
+        async with httpx.AsyncClient() as client:
+            return (await client.get(f"http://127.0.0.1:{self.worker.http_port}/metrics")).text
 
     async def serving(self) -> "RunningWorker":
         """Wait until masters may come; fails at once when the worker ends before."""

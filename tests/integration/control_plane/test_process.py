@@ -1,0 +1,123 @@
+"""A worker as a process: readiness, drain, a broken engine, gRPC health and reflection."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from services.common import rpc
+from services.common.messages import Joined, Placed, PlacementRefused, RefusalReason, Refused
+from services.worker.engine_client import EngineLostError
+from tests.fakes.master import make_request, master
+from tests.fakes.tokens import fake_output
+from tests.fakes.workers import RunningWorker, workers
+
+pytestmark = pytest.mark.demo_model
+
+
+def prefill() -> RunningWorker:
+    return RunningWorker("prefill")
+
+
+def decode() -> RunningWorker:
+    return RunningWorker("decode", "--step-s", "0.01")
+
+
+async def get(worker: RunningWorker, path: str) -> httpx.Response:
+    async with httpx.AsyncClient() as client:
+        return await client.get(f"http://127.0.0.1:{worker.worker.http_port}{path}")
+
+
+async def test_a_worker_is_ready_once_its_model_is_loaded_and_alive_before() -> None:
+    one = RunningWorker("decode", "--load-s", "0.5")
+    await one.started()
+    loading = await get(one, "/readiness")
+    assert (loading.status_code, loading.text) == (503, "the model is being loaded\n")
+    assert (await get(one, "/liveness")).status_code == 200
+    await one.serving()
+    assert (await get(one, "/readiness")).status_code == 200
+    assert (await get(one, "/health")).status_code == 200
+    await one.stop()
+
+
+async def test_a_stopped_worker_ends_while_its_model_is_loading() -> None:
+    one = RunningWorker("decode", "--load-s", "60")
+    await one.started()
+    await asyncio.wait_for(one.stop(), 5)
+
+
+async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
+    async with workers(prefill, decode) as (p, d), master(p.address, d.address) as m:
+        await m.pair(p.address, d.address)
+        running = make_request([5, 6, 7], 60)
+        m.submit(running, p.address, d.address)
+        await m.event(running, Joined)
+        d.worker.stop()
+        await m.until(lambda: m.last_heartbeat(d.address).draining)
+        assert (await get(d, "/readiness")).text == "draining\n"
+        late = make_request([8, 9], 5)
+        late_key = m.submit(late, p.address, d.address)
+        assert (await m.event(late, PlacementRefused)).reason is RefusalReason.DRAINING
+        m.abort(late_key)
+        assert (await m.finished(running)).tokens[0] == fake_output([5, 6, 7], 60)
+        await asyncio.wait_for(d.task, 10)
+        await m.until(lambda: m.links[d.address].error is not None)
+        error = m.links[d.address].error
+        assert error is not None
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        p.worker.stop()
+        await m.until(lambda: m.links[p.address].error is not None)
+        await asyncio.wait_for(p.task, 10)
+
+
+async def test_a_draining_prefill_worker_refuses_new_prompts() -> None:
+    slow = lambda: RunningWorker("prefill", "--step-s", "0.2")  # noqa: E731
+    async with workers(slow, decode) as (p, d), master(p.address, d.address) as m:
+        await m.pair(p.address, d.address)
+        running, late = make_request(list(range(5, 1000)), 5), make_request([8, 9], 5)
+        m.submit(running, p.address, d.address)
+        await m.event(running, Placed)
+        p.worker.stop()
+        await m.until(lambda: m.last_heartbeat(p.address).draining)
+        m.submit(late, p.address, d.address)
+        assert (await m.event(late, Refused)).reason is RefusalReason.DRAINING
+        assert (await m.finished(running)).tokens[0] == fake_output(running.prompt_ids, 5)
+        m.abort(next(iter(m.live)))
+        await asyncio.wait_for(p.task, 10)
+
+
+async def test_drain_gives_up_at_its_deadline() -> None:
+    start = lambda: RunningWorker("decode", "--step-s", "0.05", drain_s=0.3)  # noqa: E731
+    async with workers(prefill, start) as (p, d), master(p.address, d.address) as m:
+        await m.pair(p.address, d.address)
+        request = make_request([5, 6, 7], 5000)
+        m.submit(request, p.address, d.address)
+        await m.event(request, Joined)
+        await asyncio.wait_for(d.stop(), 5)
+
+
+async def test_a_broken_engine_ends_the_worker_and_its_streams() -> None:
+    one = await RunningWorker("decode").serving()
+    async with master(one.address) as m:
+        one.worker.engine.kill()
+        with pytest.raises(EngineLostError):
+            await asyncio.wait_for(one.task, 10)
+        await m.until(lambda: m.links[one.address].error is not None)
+        assert one.worker.status.problem() is not None
+
+
+async def test_grpc_health_and_reflection_name_the_services() -> None:
+    async with workers(decode) as (d,), rpc.channel(d.address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]
+        health = await check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
+        answers = stub.ServerReflectionInfo(iter([ask]))
+        names = {one.name for one in (await anext(aiter(answers))).list_services_response.service}
+        assert {"sluice.v1.WorkerService", "sluice.v1.ReservationService", "grpc.health.v1.Health"} <= names

@@ -24,6 +24,8 @@ class Outlook:
         self._control = QuantileControl(config.quantile)
         self._rebuilt_at: int | None = None
         """Decode step of the last rebuild of the length tables."""
+        self._corrected_at = 0
+        """Decode step of the last new predictions for what outlived its own; until then it counts as ending now."""
         self._left: IntArray | None = None
         self._left_for: object = None
         """The queue arrays that `_left` was predicted for."""
@@ -56,12 +58,15 @@ class Outlook:
                 self.lengths.observe(produced, running.ledger.now, one.entry.group, natural=False)
 
     def predict(self, running: RunningSet) -> None:
-        """Bring predictions up to date: all of them every `refresh_steps`, else of those that outlived theirs."""
+        """Bring predictions up to date: all of them every `refresh_steps`, more often of those that outlived theirs."""
         now = running.ledger.now
-        due = self._rebuilt_at is None or now - self._rebuilt_at >= self._config.refresh_steps
-        running.predict(self.level, all_of_them=due)
-        if due:
-            self._rebuilt_at, self._left = now, None
+        if self._rebuilt_at is None or now - self._rebuilt_at >= self._config.refresh_steps:
+            running.predict(self.level, all_of_them=True)
+            self._rebuilt_at = self._corrected_at = now
+            self._left = None
+        elif now - self._corrected_at >= self._config.refresh_steps // 4:
+            running.predict(self.level, all_of_them=False)
+            self._corrected_at = now
 
     def joiners(self, queue: WaitingQueue, running: RunningSet) -> Joiners:
         """What waits, as it would join the pool now."""

@@ -64,7 +64,8 @@ def place_of(number: int) -> float:
 
 def levels(level: float, unit: FloatArray) -> FloatArray:
     """[n] each sequence's own quantile: mean `level`, spread as far as fits between 0 and 1, by `unit`."""
-    return np.clip(level + (2.0 * unit - 1.0) * min(level, 1.0 - level), 1e-6, 1.0 - 1e-6)
+    own = level + (2.0 * unit - 1.0) * min(level, 1.0 - level)
+    return np.minimum(np.maximum(own, 1e-6), 1.0 - 1e-6)
 
 
 class OutputLengths:
@@ -101,24 +102,31 @@ class OutputLengths:
 
     def remaining(self, sequences: Sequences, level: float) -> IntArray:
         """[n] tokens that each will still produce, around quantile `level`; at least 1 until its limit is reached."""
-        total = np.empty_like(sequences.produced)
         own_level = levels(level, sequences.unit)
-        own_table = np.zeros(self._config.max_keys + 1, dtype=np.bool_)
-        own_table[list(self._curves)] = True
-        table_of = np.where(own_table[sequences.group], sequences.group, ALL)
-        for name in [ALL] if len(self._curves) <= 1 else np.unique(table_of).tolist():
-            chosen = table_of == name
-            total[chosen] = self._total(self._curves.get(name), sequences.produced[chosen], own_level[chosen])
-        total = np.clip(total, np.maximum(sequences.min_new, sequences.produced + 1), sequences.max_new)
-        left: IntArray = np.maximum(total - sequences.produced, 0)
+        if len(self._curves) <= 1:
+            total = self._total(self._curves.get(ALL), sequences.produced, own_level)
+        else:
+            total = self._total_by_group(sequences, own_level)
+        total = np.maximum(total, np.maximum(sequences.min_new, sequences.produced + 1))
+        left: IntArray = np.maximum(np.minimum(total, sequences.max_new) - sequences.produced, 0)
         return left
+
+    def _total_by_group(self, sequences: Sequences, level: FloatArray) -> IntArray:
+        has_table = np.zeros(self._config.max_keys + 1, dtype=np.bool_)
+        has_table[list(self._curves)] = True
+        table_of = np.where(has_table[sequences.group], sequences.group, ALL)
+        total = np.empty_like(sequences.produced)
+        for name in np.unique(table_of).tolist():
+            chosen = table_of == name
+            total[chosen] = self._total(self._curves[name], sequences.produced[chosen], level[chosen])
+        return total
 
     def _total(self, curve: SurvivalCurve | None, produced: IntArray, level: FloatArray) -> IntArray:
         prior = np.maximum(self._config.prior_tokens, 2 * produced)
         if curve is None:
             return prior
-        known = curve.evidence(produced) >= self._config.min_evidence
-        return np.where(known, curve.quantile(level, produced), prior)
+        total, evidence = curve.quantile(level, produced)
+        return np.where(evidence >= self._config.min_evidence, total, prior)
 
     def _forget_oldest(self) -> int:
         _, name = self._keys.popitem(last=False)

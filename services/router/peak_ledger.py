@@ -187,11 +187,11 @@ class PeakLedger:
 
     def _take_order(self) -> IntArray:
         """Live rows, nearly sorted; rows of entries that left become free here, when no order names them any more."""
-        alive = self._live[self._order]
-        self._free.extend(int(row) for row in self._order[~alive])
-        rows = np.concatenate((self._order[alive], np.array(self._added, dtype=np.int64)))
+        rows = np.concatenate((self._order, np.array(self._added, dtype=np.int64)))
+        alive = self._live[rows]
+        self._free.extend(rows[~alive].tolist())
         self._added.clear()
-        return rows
+        return rows[alive]
 
     def _take_row(self) -> int:
         if not self._free:

@@ -4,7 +4,7 @@ A quantile tracker (as in adaptive conformal inference, Gibbs & Candes 2021): ea
 `gain * (preempted - target)`. It rests where the share of sequences preempted equals the target, whatever the lengths
 are like. The level stays within [floor, ceiling]: at 0.5 lengths are taken as they are likely to be, and anything
 below would plan to run out; the ceiling keeps one burst of preemptions from emptying the pool. A preemption moves it
-up by less than `gain`, a quiet sequence down by `gain * target`, so it climbs within a few preemptions and comes down
+up by less than `gain`, a quiet sequence down by `gain * target`, so it climbs over tens of preemptions and comes down
 over thousands of quiet sequences.
 """
 
@@ -22,7 +22,8 @@ class QuantileConfig:
     ceiling: float = 0.95
     target: float = 0.005
     """Share of sequences that may be preempted."""
-    gain: float = 0.02
+    gain: float = 0.005
+    """Small, since one misjudged moment preempts several at once: a burst must not empty the pool for thousands."""
 
     def __post_init__(self) -> None:
         if not 0 < self.floor <= self.start <= self.ceiling < 1:

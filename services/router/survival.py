@@ -11,6 +11,7 @@ lengths long.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -24,7 +25,7 @@ NEVER = np.iinfo(np.int64).max // 4
 """The length reported where the table does not reach so far: more than any request may produce."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SurvivalCurve:
     """The share of outputs longer than each length.
 
@@ -47,17 +48,23 @@ class SurvivalCurve:
         survival = np.concatenate(([1.0], np.cumprod(1.0 - deaths / np.maximum(passing, 1))))
         return cls(lengths, np.concatenate((passing, [0])), survival)
 
-    def evidence(self, produced: IntArray) -> IntArray:
-        """[n] how many sequences were seen to reach the next length at which one with `produced` tokens could end."""
-        return self.passing[np.searchsorted(self.lengths, produced, side="right")]
+    @cached_property
+    def _falling(self) -> FloatArray:
+        return -self.survival
 
-    def quantile(self, level: FloatArray, produced: IntArray) -> IntArray:
-        """[n] the length below which the share `level` of outputs ends, of those longer than `produced`; NEVER past
-        the table."""
+    @cached_property
+    def _ends(self) -> IntArray:
+        """[m + 1] the length reached with the i-th step down; NEVER behind the last."""
+        return np.concatenate((self.lengths, [NEVER]))
+
+    def quantile(self, level: FloatArray, produced: IntArray) -> tuple[IntArray, IntArray]:
+        """The length below which the share `level` of those outputs ends that exceed `produced`, and its evidence.
+
+        Returns [n] lengths, NEVER past the table, and [n] how many sequences were seen to reach the next length at which
+        one with `produced` tokens could end.
+        """
         start = np.searchsorted(self.lengths, produced, side="right")
         # Rounding of the products must not push a quantile that falls on a length to the next one.
         target = (1.0 - level) * self.survival[start] * (1.0 + 1e-9)
-        reached = np.maximum(np.searchsorted(-self.survival, -target, side="left"), start + 1)
-        lengths: IntArray = np.concatenate((self.lengths, [NEVER]))
-        found: IntArray = lengths[np.minimum(reached - 1, len(self.lengths))]
-        return found
+        reached = np.maximum(np.searchsorted(self._falling, -target, side="left"), start + 1)
+        return self._ends[np.minimum(reached - 1, len(self.lengths))], self.passing[start]

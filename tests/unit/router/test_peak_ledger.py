@@ -84,16 +84,23 @@ class LedgerMachine(RuleBasedStateMachine):
                 entry.left = max(entry.left - steps, 0)
 
     @invariant()
-    def agrees(self) -> None:
+    def holds_what_the_model_holds(self) -> None:
+        self.ledger.check_integrity()
+        assert self.ledger.held == sum(held for held, _, _ in self.load())
+
+    @rule()
+    def ask(self) -> None:
+        load = np.array(self.load(), dtype=np.int64).reshape(-1, 3)
+        assert self.ledger.curve().peak == peak_tokens(*load.T)
+
+    def load(self) -> list[tuple[int, int, int]]:
         entries = list(self.entries.values())
         load = [(entry.held, entry.left, entry.growth) for entry in entries]
         for name, held in self.shares.items():
             members = [entry for entry in entries if entry.share == name]
             if members:
                 load.append((held, max(entry.left for entry in members), 0))
-        assert self.ledger.held == sum(held for held, _, _ in load)
-        assert self.ledger.curve().peak == peak_tokens(*np.array(load, dtype=np.int64).reshape(-1, 3).T)
-        self.ledger.check_integrity()
+        return load
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

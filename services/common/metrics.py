@@ -4,10 +4,12 @@ A worker declares only the series of its own halves: a prefill worker has no int
 prefill time. Stage times are those that the user waits for; the engine's own totals pass through `EngineCounters`.
 """
 
+import bisect
+import itertools
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from services.common.ipc import StepDone, Usage
@@ -53,6 +55,31 @@ class EngineCounters(Collector):
         """Called by the registry for every scrape."""
         for name, value in self.values.items():
             yield CounterMetricFamily(f"sluice_engine_{name}", f"{name.replace('_', ' ')} since start", value=value)
+
+
+class TokenHistogram(Collector):
+    """A histogram for what happens at every token: an update costs a tenth of `Histogram.observe`, without its lock.
+
+    For one thread. Seconds, in SECONDS_BUCKETS.
+    """
+
+    def __init__(self, registry: CollectorRegistry, name: str, text: str) -> None:
+        self._name = name
+        self._text = text
+        self._counts = [0] * (len(SECONDS_BUCKETS) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[bisect.bisect_left(SECONDS_BUCKETS, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Called by the registry for every scrape."""
+        bounds = [*map(str, SECONDS_BUCKETS), "+Inf"]
+        buckets = list(zip(bounds, map(float, itertools.accumulate(self._counts)), strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
 
 
 class EngineMetrics:
@@ -129,7 +156,9 @@ class DecodeMetrics:
     def __init__(self, series: Series) -> None:
         self.join = series.seconds("join_seconds", "From the grant of a reservation to the first decode step")
         self.grant = series.seconds("reservation_queue_seconds", "From a reservation's arrival to its grant")
-        self.inter_token = series.seconds("inter_token_seconds", "Between two steps of one sequence")
+        self.inter_token = TokenHistogram(
+            series.registry, "sluice_inter_token_seconds", "Between two tokens of one sequence"
+        )
         self.output_tokens = series.counter("output_tokens_total", "Tokens decoded here")
         self.finished = series.counter("finished_sequences_total", "Sequences that ended here", ("reason",))
         self.revoked = series.counter("reservations_revoked_total", "Reservations taken back to find slots")

@@ -32,6 +32,10 @@ class TextDecoder(Protocol):
         """Text that became certain with these ids; never a part of a character."""
         ...
 
+    def push_one(self, token_id: int) -> str:
+        """The same for one id."""
+        ...
+
     def close(self) -> str:
         """The end: U+FFFD once if a character is still incomplete, else nothing."""
         ...
@@ -43,12 +47,18 @@ class ByteDecoder:
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = pieces
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decode = self._utf8.decode
 
     def push(self, token_ids: list[int]) -> str:
         """As `TextDecoder.push`; ids beyond the tokenizer's vocabulary (padding rows of the model) have no text."""
         pieces = self._pieces
         size = len(pieces)
         return self._utf8.decode(b"".join([pieces[token] for token in token_ids if token < size]))
+
+    def push_one(self, token_id: int) -> str:
+        """As `TextDecoder.push_one`."""
+        pieces = self._pieces
+        return self._decode(pieces[token_id]) if token_id < len(pieces) else ""
 
     def close(self) -> str:
         """As `TextDecoder.close`."""
@@ -65,15 +75,16 @@ class WindowDecoder:
 
     def push(self, token_ids: list[int]) -> str:
         """As `TextDecoder.push`."""
-        return "".join(self._push_one(token) for token in token_ids)
+        return "".join([self.push_one(token) for token in token_ids])
 
     def close(self) -> str:
         """As `TextDecoder.close`."""
         new = self._new_text().rstrip(REPLACEMENT)
         return new + REPLACEMENT if self._num_read < len(self._window) else new
 
-    def _push_one(self, token: int) -> str:
-        self._window.append(token)
+    def push_one(self, token_id: int) -> str:
+        """As `TextDecoder.push_one`."""
+        self._window.append(token_id)
         new = self._new_text()
         if not new or new.endswith(REPLACEMENT):
             return ""
@@ -156,15 +167,19 @@ class TextStream:
         if not self._stop:
             self.num_tokens += len(token_ids)
             return self._decoder.push(token_ids)
-        return "".join([self._push_one(token) for token in token_ids if self.match is None])
+        return "".join([self.push_one(token) for token in token_ids if self.match is None])
 
     def close(self) -> str:
         """The end without a match: what was held back."""
         return "" if self.match else self._stop.close() + self._decoder.close()
 
-    def _push_one(self, token: int) -> str:
+    def push_one(self, token_id: int) -> str:
+        """The same for one token; not after a match."""
         self.num_tokens += 1
-        found = self._stop.push(self._decoder.push([token]), armed=self.num_tokens >= self._min_tokens)
+        piece = self._decoder.push_one(token_id)
+        if not self._stop:
+            return piece
+        found = self._stop.push(piece, armed=self.num_tokens >= self._min_tokens)
         if found.stop is not None:
             self.match = StopMatch(found.stop, self.num_tokens)
         return found.visible

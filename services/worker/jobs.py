@@ -204,6 +204,7 @@ class Jobs:
         )
         for output in step.outputs:
             self._output(output)
+        self._stages.stepped(step.num_decode_rows)
 
     def _output(self, output: ipc.SequenceOutput) -> None:
         job = self._jobs.get(output.job_id)

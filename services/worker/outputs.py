@@ -60,14 +60,17 @@ class ChoiceOutput:
         silent = output.stop_token_id is not None and not self._request.stop.include_stop_string
         shown = len(token_ids) - 1 if silent else len(token_ids)
         for token in token_ids[:shown]:
-            self._pieces.append(self._text.push([token]))
+            self._pieces.append(self._text.push_one(token))
             self._ids.append(token)
             if self._text.match is not None:
                 break
         if self._text.match is None and silent:
             self._pieces.append("")
             self._ids.append(token_ids[-1])
-        self._append_logprobs(output, skip)
+        if self._logprobs is not None:
+            self._append_logprobs(output, skip)
+        if output.finish is None and self._text.match is None:
+            return Taken.GOES_ON
         return self._end(output)
 
     def _append_logprobs(self, output: SequenceOutput, skip: int) -> None:
@@ -80,8 +83,7 @@ class ChoiceOutput:
         if match is not None:
             self.finish = Finish(FinishReason.STOP, self.next_index, match.stop_string)
             return Taken.CUT if output.finish is None else Taken.ENDED
-        if output.finish is None:
-            return Taken.GOES_ON
+        assert output.finish is not None
         self._tail = self._text.close()
         reason = None if output.stop_token_id in self._own_end else output.stop_token_id
         self.finish = Finish(output.finish, self.next_index, reason)

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from services.common import ipc
 from services.common.errors import SluiceError
 from services.common.ipc import AttemptKey
 from services.common.messages import (
@@ -211,21 +210,20 @@ class WorkerService:
     # ------------------------------------------------------------------------------------------------------- effects
 
     def _apply(self, effect: fx.Effect) -> None:
-        match effect:
-            case fx.Grown(master, key, choice):
-                self._with_session(master, lambda session: session.grown(key, choice))
-            case fx.Follow(master, key, choice, output, next_index):
-                self._with_session(master, lambda session: session.follow(key, choice, output, next_index))
-            case fx.Forget(master, key, choices):
-                self._with_session(master, lambda session: session.forget(key, choices))
-            case fx.SendToMaster(master, event):
-                self._with_session(master, lambda session: session.outbox.say(event))
-            case fx.SendToPeer(worker, message):
-                self.peers.send(worker, message)
-            case fx.WantPeers(peers):
-                self.peers.want(peers)
-            case _:
-                self._apply_to_jobs(effect)
+        if isinstance(effect, fx.Grown):  # one for every token: all else is rare beside it
+            entry = self._sessions.get(effect.master)
+            if entry is not None:
+                entry[1].grown(effect.key, effect.choice)
+        elif isinstance(effect, fx.Follow | fx.Forget | fx.SendToMaster):
+            entry = self._sessions.get(effect.master)
+            if entry is not None:
+                _apply_to_session(entry[1], effect)
+        elif isinstance(effect, fx.SendToPeer):
+            self.peers.send(effect.worker, effect.message)
+        elif isinstance(effect, fx.WantPeers):
+            self.peers.want(effect.peers)
+        else:
+            self._apply_to_jobs(effect)
 
     def _apply_to_jobs(self, effect: fx.Effect) -> None:
         match effect:
@@ -248,11 +246,6 @@ class WorkerService:
             job_id, refusal = effect.command.job_id, error
             self.hand_in(lambda now: self.core.job_refused(job_id, refusal, now))
 
-    def _with_session(self, master: MasterRef, act: Callable[[MasterSession], None]) -> None:
-        _, session = self._sessions.get(master, (0, None))
-        if session is not None:
-            act(session)
-
     # ---------------------------------------------------------------------------------------------------------- drain
 
     def drain(self) -> None:
@@ -269,11 +262,11 @@ class WorkerService:
             session.outbox.close(LeavingError("this worker leaves"))
 
 
-def engine_event(jobs: Jobs, others: Callable[[ipc.Event], None]) -> Callable[[ipc.Event], None]:
-    """Dispatch for the engine client: jobs first, then whoever minds the rest."""
-
-    def dispatch(event: ipc.Event) -> None:
-        jobs.dispatch(event)
-        others(event)
-
-    return dispatch
+def _apply_to_session(session: MasterSession, effect: fx.Follow | fx.Forget | fx.SendToMaster) -> None:
+    match effect:
+        case fx.Follow(_, key, choice, output, next_index):
+            session.follow(key, choice, output, next_index)
+        case fx.Forget(_, key, choices):
+            session.forget(key, choices)
+        case fx.SendToMaster(_, event):
+            session.outbox.say(event)

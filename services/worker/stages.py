@@ -56,7 +56,6 @@ class Stages:
         decode = self._metrics.decode
         if decode is None or not job.work.grows:
             return
-        decode.output_tokens.inc(len(output.token_ids))
         before = job.last_output_s.get(output.choice)
         job.last_output_s[output.choice] = now
         if before is not None:
@@ -68,6 +67,11 @@ class Stages:
         if self._metrics.prefill is not None and job.work.kind in {WorkKind.PREFILL, WorkKind.LOCAL}:
             self._metrics.prefill.prefill.observe(now - job.admitted_s)
             self._metrics.prefill.first_token.observe(now - job.queued_s)
+
+    def stepped(self, num_decoded: int) -> None:
+        """So many tokens were decoded in one step."""
+        if self._metrics.decode is not None and num_decoded:
+            self._metrics.decode.output_tokens.inc(num_decoded)
 
     def finished(self, reason: str) -> None:
         """A sequence ended."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from services.common.messages import MasterRef
 from services.common.request import Delta, Request, SamplingParams, StopParams
@@ -25,8 +25,12 @@ class RunningMaster:
 
     async def ready(self, num_firsts: int, num_decodes: int = 0) -> None:
         """Wait until so many workers take prompts, and each prefill worker has reached so many decode workers."""
+        await self.until(lambda: self._is_ready(num_firsts, num_decodes))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something is true of this master."""
         async with asyncio.timeout(20):
-            while not self._is_ready(num_firsts, num_decodes):
+            while not holds():
                 assert not self.task.done(), self.task.result()
                 await asyncio.sleep(0.02)
 

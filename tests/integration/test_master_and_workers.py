@@ -82,9 +82,7 @@ async def test_deadline_ends_a_request_with_its_name() -> None:
 
 async def test_without_decode_workers_requests_are_refused_at_once() -> None:
     async with workers(PREFILL) as running, master(running[0].address) as running_master:
-        async with asyncio.timeout(5):
-            while not running_master.registry.snapshot().workers:
-                await asyncio.sleep(0.02)
+        await running_master.until(lambda: bool(running_master.registry.snapshot().workers))
         with pytest.raises(NoWorkerError, match="no prefill worker|no decode worker"):
             await running_master.dispatcher.submit(request(prompt(1), 10))
 
@@ -95,9 +93,7 @@ async def test_model_and_tokenizer_come_from_the_workers() -> None:
         master(running[0].address) as running_master,
     ):
         await running_master.ready(1)
-        async with asyncio.timeout(10):
-            while not running_master.registry.catalog.models():
-                await asyncio.sleep(0.02)
+        await running_master.until(lambda: bool(running_master.registry.catalog.models()))
         model = running_master.registry.catalog.model("demo")
         assert (model.tokenizer_dir / "tokenizer.json").is_file()
         one = request(prompt(3), 12)

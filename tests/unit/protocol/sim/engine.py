@@ -129,7 +129,8 @@ class Engine:
 
     def _sample(self, job: Job, choice: int, num_tokens: int) -> None:
         output = job.output_ids[choice]
-        first_index, tokens, finish = len(output), [], None
+        first_index, finish = len(output), None
+        tokens: list[int] = []
         while finish is None and len(tokens) < num_tokens:
             token, finish = sample(job.request, choice, len(output))
             output.append(token)

@@ -4,7 +4,9 @@
 """
 
 import itertools
+import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from services.common.errors import OverloadedError
@@ -16,7 +18,9 @@ from tests.unit.protocol.sim.net import Session
 from tests.unit.protocol.sim.worker import Worker
 
 TICK_S = 0.25
-MAX_ROUNDS = 600
+MAX_ROUNDS = 200
+NEVER_S = 1e6
+"""Limits of most requests: a hang must show as one, not as an orderly DeadlineError."""
 T = TypeVar("T")
 
 
@@ -102,8 +106,8 @@ class Simulation:
             SamplingParams(),
             stop,
             num_choices=num_choices,
-            queue_budget_s=15.0,
-            deadline_s=60.0,
+            queue_budget_s=NEVER_S if number % 10 else 10.0,
+            deadline_s=NEVER_S if number % 11 else 20.0,
         )
         self._requests[request.request_id] = request
         master.draw = (number % 97) / 97
@@ -132,12 +136,12 @@ class Simulation:
             for worker_id in self._roles:
                 link = master.links.get(worker_id)
                 if link is None or link.dead:
-                    tries.append(lambda master=master, worker_id=worker_id: self._connect_master(master, worker_id))
+                    tries.append(partial(self._connect_master, master, worker_id))
         for worker in self.alive:
             for wanted in worker.wanted:
                 target = self.workers[wanted.worker.worker_id]
                 if target is not None and target.ref == wanted.worker and not self._has_pair(worker, target):
-                    tries.append(lambda worker=worker, target=target: self._connect_pair(worker, target))
+                    tries.append(partial(self._connect_pair, worker, target))
         return tries
 
     def _has_pair(self, worker: Worker, target: Worker) -> bool:
@@ -271,7 +275,36 @@ class Simulation:
                 for worker in self.alive:
                     worker.beat(self.now)
 
+    # ------------------------------------------------------------------------------------------------------ progress
+
+    def flow(self, draw: random.Random, num_actions: int) -> None:
+        """What happens by itself: messages arrive, engines work, sessions are tried, time passes; in any order."""
+        actions: dict[Callable[[int], None], int] = {
+            self.deliver: 90,
+            self.process: 12,
+            self.event: 14,
+            self.propose: 8,
+            self.step: 8,
+            self._step_several: 2,
+            self.push: 5,
+            self.connect: 6,
+            self._advance_little: 2,
+        }
+        for action in draw.choices(list(actions), list(actions.values()), k=num_actions):
+            action(draw.randrange(10**6))
+
+    def _step_several(self, number: int) -> None:
+        self.step(number, 1 + number % 3)
+
+    def _advance_little(self, number: int) -> None:
+        self.advance(TICK_S * (1 + number % 4))
+
     # -------------------------------------------------------------------------------------------------------- the end
+
+    def settle(self) -> None:
+        """Sessions stand, heartbeats are in, pairs are proven."""
+        for _ in range(4):
+            self._round()
 
     def quiet(self) -> None:
         """No more faults: every request must end, and nothing may be left of any."""

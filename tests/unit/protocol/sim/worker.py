@@ -2,10 +2,12 @@
 
 from typing import Any, Protocol
 
+from services.common import ipc
 from services.common import peer_messages as peer
 from services.common.ipc import AttemptKey
 from services.common.messages import (
     PROTOCOL,
+    Abort,
     AttemptDelta,
     Deltas,
     Heartbeat,
@@ -22,9 +24,11 @@ from services.common.messages import (
 from services.common.request import Request
 from services.decode.reservations import DecodeReservations
 from services.prefill.handoff import PrefillHandoff
+from services.router.work import WorkKind
 from services.worker.jobs import ReserveFirst
 from services.worker.protocol import effects as fx
 from services.worker.protocol.local import LocalAttempts
+from services.worker.protocol.times import Times
 from tests.unit.protocol.sim.engine import Engine
 from tests.unit.protocol.sim.expected import EOS, open_log
 from tests.unit.protocol.sim.net import Session
@@ -57,6 +61,8 @@ class Worker:
         self.wanted: tuple[Peer, ...] = ()
         self._cursors: dict[tuple[MasterRef, AttemptKey, int], tuple[fx.OutputLog, int]] = {}
         self._grown: dict[tuple[MasterRef, AttemptKey, int], None] = {}
+        self._ended: dict[str, tuple[int, float]] = {}
+        """Request id -> the highest attempt that must not start any more, and since when."""
 
     def _new_id(self) -> int:
         self._last_job += 1
@@ -66,6 +72,7 @@ class Worker:
 
     def hear(self, session: Session, message: Any, now: float) -> None:  # noqa: ANN401
         """A message from a master or from the other worker of a pair."""
+        self._note_ends(message, now)
         match message:
             case MasterHello(master=master, live=live):
                 self.masters[master] = session
@@ -76,6 +83,7 @@ class Worker:
                 self.peers[worker] = session
                 session.say(self, peer.DecodeHello(PROTOCOL, self.ref, "g", "host", (1,)))
                 self.run(self.core.peer_hello(worker, session.number, now), now)
+                self._check_peers(worker)
             case peer.DecodeHello(worker=worker):
                 self.peers[worker] = session
                 self.run(self.core.peer_hello(worker, session.number, now), now)
@@ -138,6 +146,7 @@ class Worker:
     def _apply(self, effect: fx.Effect, now: float) -> None:
         match effect:
             case fx.StartJob(command=command):
+                self._check_start(effect, now)
                 self.engine.start(effect, self._book.request(command.key.request_id))
             case fx.EndJob(job_id=job_id):
                 self.engine.end(job_id)
@@ -150,8 +159,9 @@ class Worker:
             case fx.WantPeers(peers=peers):
                 self.wanted = peers
             case _:
+                if isinstance(effect, fx.Forget):
+                    self._end(effect.key, now)
                 self._say(effect)
-        _ = now
 
     def _say(self, effect: fx.Effect) -> None:
         match effect:
@@ -166,6 +176,36 @@ class Worker:
                 for choice in choices:
                     self._cursors.pop((master, key, choice), None)
                     self._grown.pop((master, key, choice), None)
+
+    # ------------------------------------------------------------------------------------- what must never happen
+
+    def _note_ends(self, message: Any, now: float) -> None:  # noqa: ANN401
+        match message:
+            case Abort(keys=keys):
+                for key in keys:
+                    self._end(key, now)
+            case peer.Cancel(key=key):
+                self._end(key, now)
+
+    def _end(self, key: AttemptKey, now: float) -> None:
+        attempt, _ = self._ended.get(key.request_id, (0, 0.0))
+        if key.attempt >= attempt:
+            self._ended[key.request_id] = (key.attempt, now)
+
+    def _check_start(self, start: fx.StartJob, now: float) -> None:
+        """Nothing starts that has ended, and nothing is reserved for a master that is not there (DESIGN R5)."""
+        key = start.command.key
+        attempt, since = self._ended.get(key.request_id, (0, 0.0))
+        if start.work.kind is not WorkKind.RESUMED and now - since < Times().tombstone_s:
+            assert key.attempt > attempt, f"{key} starts again after its end"
+        if isinstance(start.command, ipc.Reserve):
+            master = self.core._masters.attempts[key.request_id].master
+            assert master in self.masters, f"{key} is reserved without a session to its master"
+
+    def _check_peers(self, worker: WorkerRef) -> None:
+        """What an earlier start of a prefill worker asked for is gone when the new one comes."""
+        held = {one.peer for one in self.core._by_job.values() if one.peer.worker_id == worker.worker_id}
+        assert held <= {worker}, f"reservations of an earlier start: {held}"
 
     # ------------------------------------------------------------------------------------------------------ inside
 

@@ -60,8 +60,8 @@ class SurvivalCurve:
     def quantile(self, level: FloatArray, produced: IntArray) -> tuple[IntArray, IntArray]:
         """The length below which the share `level` of those outputs ends that exceed `produced`, and its evidence.
 
-        Returns [n] lengths, NEVER past the table, and [n] how many sequences were seen to reach the next length at which
-        one with `produced` tokens could end.
+        Returns [n] lengths, NEVER past the table, and [n] how many sequences were seen to reach the next length at
+        which one with `produced` tokens could end.
         """
         start = np.searchsorted(self.lengths, produced, side="right")
         # Rounding of the products must not push a quantile that falls on a length to the next one.

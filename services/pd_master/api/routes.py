@@ -1,5 +1,7 @@
 """The table of all HTTP paths."""
 
+from services.pd_master.api.anthropic.messages import MessagesEndpoint
+from services.pd_master.api.anthropic.wire import anthropic_error
 from services.pd_master.api.app import App, Route
 from services.pd_master.api.health import HealthEndpoint
 from services.pd_master.api.native.generate import NativeEndpoint
@@ -26,9 +28,12 @@ def build_app(gateway: Gateway, health: HealthEndpoint) -> App:
         "/get_model_name": Route(info.model_name),
         "/get_server_info": Route(info.server_info),
     }
+    messages = MessagesEndpoint(gateway)
     post = {
         "/v1/chat/completions": Route(ChatEndpoint(gateway)),
         "/v1/completions": Route(CompletionsEndpoint(gateway)),
+        "/v1/messages": Route(messages, anthropic_error),
+        "/v1/messages/count_tokens": Route(messages.count, anthropic_error),
         "/": Route(native.root),
         "/generate": Route(native.generate),
         "/generate_stream": Route(native.generate_stream),

@@ -1,0 +1,115 @@
+"""Anthropic messages as a chat: blocks become content, calls and results, thoughts become reasoning."""
+
+from typing import Literal
+
+import msgspec
+
+from services.common.errors import InvalidRequestError
+from services.pd_master.api.anthropic.schema import (
+    CountBody,
+    DocumentBlock,
+    ImageBlock,
+    InputMessage,
+    InputTool,
+    MessagesBody,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from services.pd_master.api.openai.chat_schema import ChatBody, Function, FunctionCall, Message, Tool, ToolCall
+
+
+def chat_body(body: CountBody) -> ChatBody:
+    """The same conversation for the chat template, with sampling where the body has it. `max_tokens` is left open.
+
+    Raises InvalidRequestError naming the block at fault.
+    """
+    messages = [Message("system", _joined(body.system))] if body.system else []
+    for at, message in enumerate(body.messages):
+        messages += _turn(message, f"messages[{at}]")
+    if body.output_config and body.output_config.format is not None:
+        raise InvalidRequestError("output_config.format: not supported by this server", param="output_config.format")
+    chat = ChatBody(
+        model=body.model,
+        messages=messages,
+        tools=[_tool(tool) for tool in body.tools] if body.tools else None,
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        chat_template_kwargs=_template_kwargs(body),
+        reasoning_effort=body.output_config.effort if body.output_config else None,
+    )
+    if isinstance(body, MessagesBody):
+        chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
+        chat.stop = body.stop_sequences
+    return chat
+
+
+def _turn(message: InputMessage, where: str) -> list[Message]:
+    if isinstance(message.content, str):
+        return [Message(message.role, message.content)]
+    for at, block in enumerate(message.content):
+        if isinstance(block, ImageBlock | DocumentBlock):
+            raise _text_only(f"{where}.content[{at}]")
+    if message.role == "assistant":
+        return [_assistant(message)]
+    results = [
+        _result(block, f"{where}.content[{at}]")
+        for at, block in enumerate(message.content)
+        if isinstance(block, ToolResultBlock)
+    ]
+    texts = [block.text for block in message.content if isinstance(block, TextBlock)]
+    return [*results, Message("user", "\n".join(texts))] if texts or not results else results
+
+
+def _assistant(message: InputMessage) -> Message:
+    content, calls, thoughts = "", [], ""
+    for block in message.content:
+        if isinstance(block, TextBlock):
+            content += block.text
+        elif isinstance(block, ThinkingBlock):
+            thoughts += block.thinking
+        elif isinstance(block, ToolUseBlock):
+            arguments = msgspec.json.encode(block.input).decode()
+            calls.append(ToolCall(FunctionCall(block.name, arguments), block.id))
+    return Message("assistant", content, tool_calls=calls or None, reasoning_content=thoughts or None)
+
+
+def _result(block: ToolResultBlock, where: str) -> Message:
+    content = block.content or ""
+    if isinstance(content, list):
+        if not all(isinstance(part, TextBlock) for part in content):
+            raise _text_only(f"{where}.content")
+        content = _joined([part for part in content if isinstance(part, TextBlock)])
+    return Message("tool", f"Error: {content}" if block.is_error else content, tool_call_id=block.tool_use_id)
+
+
+def _tool(tool: InputTool) -> Tool:
+    return Tool(Function(tool.name, tool.description, tool.input_schema))
+
+
+def _tool_choice(body: CountBody) -> Literal["auto", "none"] | None:
+    if body.tool_choice is None:
+        return None
+    kind = body.tool_choice.type
+    if kind in ("auto", "none"):
+        return kind
+    raise InvalidRequestError("tool_choice: only auto and none are supported by this server", param="tool_choice")
+
+
+def _template_kwargs(body: CountBody) -> dict[str, object] | None:
+    """Templates that can switch thinking name the switch in one of two ways; others ignore both."""
+    if body.thinking is None:
+        return None
+    thinks = body.thinking.type != "disabled"
+    return {"enable_thinking": thinks, "thinking": thinks}
+
+
+def _joined(content: str | list[TextBlock] | None) -> str:
+    if isinstance(content, list):
+        return "\n".join([block.text for block in content])
+    return content or ""
+
+
+def _text_only(where: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{where}: the served models read text only", param=where)

@@ -1,0 +1,81 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+import msgspec
+
+from services.common.request import Request
+from services.pd_master.api.anthropic.convert import chat_body
+from services.pd_master.api.anthropic.events import MessageEvents
+from services.pd_master.api.anthropic.schema import CountBody, MessagesBody
+from services.pd_master.api.anthropic.wire import content_of, message_head, stop_of, usage_of
+from services.pd_master.api.choices import gather
+from services.pd_master.api.events import stream_events
+from services.pd_master.api.http import HttpCall, UntilDisconnect
+from services.pd_master.api.openai.answer_plan import ChoiceReader
+from services.pd_master.api.openai.chat_request import chat_prompt, chat_request, check_chat
+from services.pd_master.api.parse import BodyParser
+from services.pd_master.gateway import Gateway, now
+from services.pd_master.live_request import LiveRequest
+from services.pd_master.parsers.pieces import Content, Piece
+
+_parse = BodyParser(MessagesBody)
+_parse_count = BodyParser(CountBody)
+
+
+class MessagesEndpoint:
+    """Handlers of the Anthropic API. Called by the app on the event loop."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, call: HttpCall) -> None:
+        """One message."""
+        arrived = now()
+        body = _parse(await call.body(self._gateway.config.max_body_bytes))
+        chat = chat_body(body)
+        check_chat(chat)
+        async with UntilDisconnect(call):
+            target = await self._gateway.target(body.model)
+            open_ended, plan = await chat_request(self._gateway, chat, target, call.header(b"x-request-id"))
+            request, fills_context = _limited(open_ended, body.max_tokens)
+            live = await self._gateway.start(request, api="messages", arrived=arrived)
+            call.headers_out.append((b"request-id", request.request_id.encode()))
+            readers = plan.parsers(1)
+            reader = readers[0] if readers else None
+            try:
+                if body.stream:
+                    await stream_events(call, live, MessageEvents(live, reader, fills_context=fills_context))
+                else:
+                    await _reply(call, live, reader, fills_context=fills_context)
+            finally:
+                await live.aclose()
+
+    async def count(self, call: HttpCall) -> None:
+        """Tokens of the prompt that these messages make."""
+        body = _parse_count(await call.body(self._gateway.config.max_body_bytes))
+        async with UntilDisconnect(call):
+            target = await self._gateway.target(body.model)
+            prompt_ids, _ = await self._gateway.tokenizers.run(chat_prompt, chat_body(body), target)
+            await call.reply(200, msgspec.json.encode({"input_tokens": len(prompt_ids)}))
+
+
+def _limited(request: Request, max_tokens: int) -> tuple[Request, bool]:
+    """With the client's limit, where the context has room for it; else the context is the limit, and says so."""
+    room = request.stop.max_new_tokens
+    stop = msgspec.structs.replace(request.stop, max_new_tokens=min(max_tokens, room))
+    return msgspec.structs.replace(request, stop=stop), max_tokens > room
+
+
+async def _reply(call: HttpCall, live: LiveRequest, reader: ChoiceReader | None, *, fills_context: bool) -> None:
+    choice = (await gather(live, 1))[0]
+    assert choice.finish is not None, "gathered to its end"
+    pieces: list[Piece] = [Content(choice.text)] if choice.text else []
+    if reader is not None:
+        pieces = reader.read(choice.text, is_last=True)
+    has_calls = reader is not None and reader.has_calls
+    answer = {
+        **message_head(live),
+        "content": content_of(pieces),
+        **stop_of(choice.finish, has_calls=has_calls, fills_context=fills_context),
+        "usage": usage_of(live),
+    }
+    await call.reply(200, msgspec.json.encode(answer))

@@ -5,6 +5,7 @@ log (stderr).
 """
 
 import logging
+import signal
 import sys
 
 from services.engine.channel import Channel, ControlProcessLostError
@@ -24,6 +25,9 @@ def main(argv: list[str] | None = None) -> int:
         format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # They reach the whole process group: the control process drains first, and then says Shutdown.
+        signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(1e-4)  # the default of 5 ms is longer than a step
     try:
         arguments = sys.argv[1:] if argv is None else argv

@@ -90,9 +90,10 @@ class Worker:
         life = asyncio.create_task(self._live(ready))
         try:
             await asyncio.wait({engine, life}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (engine, life):
-                if task.done():
-                    task.result()
+            if life.done():
+                life.result()
+            elif not (self._stopping.is_set() and self.engine.ready is None):
+                engine.result()
         finally:
             self.status.draining = True
             life.cancel()

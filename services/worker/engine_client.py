@@ -155,7 +155,10 @@ class EngineClient:
         if self._process is None:
             self._close()
             return 0
-        self.send(Shutdown())
+        if self.ready is None:
+            self.kill()  # it is loading and hears nothing yet
+        else:
+            self.send(Shutdown())
         try:
             return await asyncio.wait_for(self._process.wait(), _EXIT_GRACE_S)
         except TimeoutError:

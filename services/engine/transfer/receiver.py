@@ -54,8 +54,8 @@ class KvReceiver:
         self._commands.put(partial(self._side.admission.expect, key))
 
     def forget(self, key: AttemptKey) -> None:
-        """The attempt is gone, joined or failed; ends every `expect`. After this call `poll` gives out nothing of it; what
-        still arrives is thrown away and answered so. Unknown keys leave a tombstone as well."""
+        """The attempt is gone, joined or failed; ends every `expect`. After this call `poll` gives out nothing of it;
+        what still arrives is thrown away and answered so. Unknown keys leave a tombstone as well."""
         self._expected.discard(key)
         self._commands.put(partial(self._side.admission.forget, key))
 

@@ -231,6 +231,7 @@ def test_a_stranger_on_the_port_does_no_harm() -> None:
         sender.wait_for(PeerProven)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_transfer_thread_wakes_the_loop_and_ends_it() -> None:
     sender = Sender()
     sender.transfer._commands.put(lambda: exit("the thread dies of this"))

@@ -1,0 +1,142 @@
+"""A network in one thread whose every step is chosen from outside: what a `Link` is to the channels, without UCX.
+
+It is as unkind as UCX may be: payloads move in any order, a receiver may pull bytes out of a page after its sender gave
+up (a remote read), and each side learns of the other's end on its own time. Control messages of one direction keep
+their order, as UCX's tagged messages do.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.engine.transfer.flight import Flight
+from services.engine.transfer.page_memory import Buffer
+from services.engine.transfer.pages import Page
+from services.engine.transfer.wire import CONTROL_TAG_MASK, Control, control_tag
+
+
+@dataclass(eq=False)
+class Request:
+    """What UCX's request is to a Flight."""
+
+    completed: bool = False
+    failure: str | None = None
+
+    def complete(self, failure: str | None = None) -> None:
+        if not self.completed:
+            self.completed, self.failure = True, failure
+
+
+@dataclass(eq=False)
+class Wanted:
+    """A posted receive, or a payload on its way."""
+
+    tag: int
+    buffer: Buffer
+    request: Request
+
+
+class FakeLink:
+    """One end: `sent` holds payloads on their way to the peer, `control` and `stream` its other bytes to the peer."""
+
+    def __init__(self) -> None:
+        self.peer: FakeLink = self
+        self.is_closed = False
+        self.knows_peer_is_gone = False
+        self.sent: list[Wanted] = []
+        self.posted: list[Wanted] = []
+        self.control: deque[Control] = deque()
+        self.stream = b""
+        self.moved: list[Wanted] = []
+        """Payloads the peer has, which this side has not been told of yet."""
+        self._reading: list[Wanted] = []
+        self._flights: list[Flight] = []
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.is_closed and not self.knows_peer_is_gone
+
+    @property
+    def is_drained(self) -> bool:
+        return not self._flights
+
+    def send(self, buffer: Buffer, tag: int, on_done: Callable[[str | None], None], page: Page | None = None) -> None:
+        request = Request()
+        if tag & CONTROL_TAG_MASK == control_tag(0):
+            self.control.append(Control.unpack(bytes(buffer)))
+            request.complete()
+        else:
+            self.sent.append(Wanted(tag, buffer, request))
+        self._start(request, on_done, page)
+
+    def receive(
+        self, buffer: Buffer, tag: int, on_done: Callable[[str | None], None], page: Page | None = None
+    ) -> None:
+        request = Request()
+        self.posted.append(Wanted(tag, buffer, request))
+        self._start(request, on_done, page)
+
+    def greet(self, out: bytes | None, into: Buffer, on_done: Callable[[str | None], None]) -> None:
+        request = Request()
+        if out is not None:
+            self.stream += out
+            request.complete()
+        else:
+            self._reading.append(Wanted(0, into, request))
+        self._start(request, on_done, None)
+
+    def transports(self) -> list[str]:
+        return ["tcp"]
+
+    def collect(self) -> bool:
+        done = [flight for flight in self._flights if flight.is_done]
+        self._flights = [flight for flight in self._flights if not flight.is_done]
+        for flight in done:
+            flight.finish(flight.request.failure)
+        return bool(done)
+
+    def close(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        for flight in self._flights:
+            if flight.page is not None:
+                flight.page.quarantine()
+
+    def matches(self) -> list[tuple[Wanted, Wanted]]:
+        """Payloads of the peer that a posted receive here waits for."""
+        return [(sent, posted) for posted in self.posted for sent in self.peer.sent if sent.tag == posted.tag]
+
+    def move(self, sent: Wanted, posted: Wanted) -> None:
+        """Copy the bytes that are in the sender's memory *now*; it learns later, by `acknowledge`."""
+        posted.buffer[:] = sent.buffer[: len(posted.buffer)]
+        posted.request.complete()
+        self.posted.remove(posted)
+        self.peer.sent.remove(sent)
+        self.peer.moved.append(sent)
+
+    def acknowledge(self) -> None:
+        """This side learns that its oldest moved payload is there."""
+        self.moved.pop(0).request.complete()
+
+    def read_stream(self) -> None:
+        """Give arrived handshake bytes to the read that waits for them."""
+        while self._reading and len(self.peer.stream) >= len(self._reading[0].buffer):
+            wanted = self._reading.pop(0)
+            size = len(wanted.buffer)
+            wanted.buffer[:] = list(self.peer.stream[:size])
+            self.peer.stream = self.peer.stream[size:]
+            wanted.request.complete()
+
+    def let_go(self) -> None:
+        """UCX has finished closing, or noticed the peer's end: every flight is reported as failed."""
+        self.knows_peer_is_gone = True
+        for flight in self._flights:
+            flight.request.complete("connection reset")
+
+    def _start(self, request: Request, on_done: Callable[[str | None], None], page: Page | None) -> None:
+        if page is not None:
+            page.lend()
+        if not self.is_alive:
+            request.complete("connection reset")
+        self._flights.append(Flight(request, None, page, on_done))

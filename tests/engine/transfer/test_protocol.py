@@ -1,0 +1,163 @@
+"""Both sides' protocol code on a network whose every step is chosen: late, lost, reordered, broken anywhere.
+
+What must hold, whatever happens: no page is lost or used twice, every push ends exactly once, and what the receiver
+gives out is, byte for byte, what was pushed under that name.
+"""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.common.ipc import AttemptKey
+from services.engine.transfer.events import LostReason, PeerLost
+from services.engine.transfer.wire import Control, Kind
+from tests.engine.transfer.world import KEYS, NUM_PAGES, World
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.receiver.admission.expect(KEYS[0])
+    made.connect()
+    return made
+
+
+def test_bytes_pulled_from_a_page_its_sender_has_reused_are_never_given_out(world: World) -> None:
+    _, there = world.links[0]
+    world.push(KEYS[0])
+    world.deliver(there, world.receiver)  # ANNOUNCE: the receive is posted
+    world.sender_gives_up(frees_its_pages=True)
+    world.push(KEYS[0])  # writes the same page for another push
+    [(sent, posted)] = there.matches()
+    there.move(sent, posted)  # the receiver's read completes all the same
+    there.collect()
+    world.poll()
+    assert world.given_out == set()
+    world.end()
+
+
+def test_a_page_received_but_never_confirmed_comes_back_when_its_sender_dies(world: World) -> None:
+    _, there = world.links[0]
+    world.push(KEYS[0])
+    world.deliver(there, world.receiver)
+    there.move(*there.matches()[0])
+    there.collect()
+    assert world.receiver.pool.counts().held == 1
+    there.let_go()
+    world.tick()
+    assert world.receiver.pool.counts().free == NUM_PAGES
+    world.end()
+
+
+def test_the_end_of_an_old_connection_leaves_the_new_one_alone(world: World) -> None:
+    world.links[0][0].let_go()  # only the sender knows
+    world.tick()
+    world.connect()
+    world.push(KEYS[0])
+    world.run_until_idle()
+    world.poll()
+    assert world.landed == {0}
+    world.end()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Control(Kind.SENT, 0, 99), Control(Kind.ANNOUNCE, 0, 1), Control(Kind.ANSWER, 0, 1)],
+    ids=["sent without announce", "announce of no bytes", "answer to a receiver"],
+)
+def test_a_receiver_ends_a_connection_that_breaks_the_protocol(world: World, message: Control) -> None:
+    channel = next(iter(world.receiver.channels))
+    channel.on_control(message, world.clock)
+    lost = [event for event in world.receiver.context.events.drain() if isinstance(event, PeerLost)]
+    assert [event.reason for event in lost] == [LostReason.PROTOCOL]
+    world.end()
+
+
+def test_a_sender_ends_a_connection_that_answers_what_was_not_sent(world: World) -> None:
+    next(iter(world.sender.channels)).on_control(Control(Kind.ANSWER, 0, 77), world.clock)
+    lost = [event for event in world.sender.context.events.drain() if isinstance(event, PeerLost)]
+    assert [event.reason for event in lost] == [LostReason.PROTOCOL]
+    world.end()
+
+
+class ProtocolMachine(RuleBasedStateMachine):
+    """Engines, network and clock do anything in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        for attempt in KEYS[:2]:
+            self.world.receiver.admission.expect(attempt)
+        self.world.connect()
+
+    @precondition(lambda self: not list(self.world.sender.channels))
+    @rule()
+    def connect(self) -> None:
+        self.world.connect()
+
+    @rule(attempts=st.lists(st.sampled_from(KEYS), min_size=1, max_size=NUM_PAGES))
+    def push(self, attempts: list[AttemptKey]) -> None:
+        for attempt in attempts:
+            self.world.push(attempt)
+
+    @rule(attempt=st.sampled_from(KEYS))
+    def expect(self, attempt: AttemptKey) -> None:
+        self.world.receiver.admission.expect(attempt)
+
+    @rule(attempt=st.sampled_from(KEYS))
+    def forget(self, attempt: AttemptKey) -> None:
+        self.world.receiver.admission.forget(attempt)
+
+    @rule(attempt=st.sampled_from(KEYS))
+    def drop(self, attempt: AttemptKey) -> None:
+        for channel in self.world.sender.channels:
+            channel.drop(attempt)
+
+    @rule()
+    def poll(self) -> None:
+        self.world.poll()
+
+    @precondition(lambda self: self.world.held)
+    @rule()
+    def scatter(self) -> None:
+        self.world.scatter()
+
+    @rule(choices=st.lists(st.integers(0, 5), min_size=1, max_size=8))
+    def network(self, choices: list[int]) -> None:
+        for choice in choices:
+            steps = self.world.steps()
+            if steps:
+                steps[choice % len(steps)]()
+
+    @rule(index=st.integers(0, 1))
+    def one_side_learns_of_a_broken_network(self, index: int) -> None:
+        self.world.links[-1][index].let_go()
+
+    @rule(frees_its_pages=st.booleans())
+    def sender_gives_up(self, *, frees_its_pages: bool) -> None:
+        self.world.sender_gives_up(frees_its_pages=frees_its_pages)
+
+    @rule(seconds=st.sampled_from([0.1, 1.5, 25.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.clock += seconds
+        if seconds < 5.0:  # beyond it both sides fall silent
+            self.world.tick()
+        else:
+            self.world.receiver.admission.tick(self.world.clock)
+
+    @invariant()
+    def pools_are_sound(self) -> None:
+        assert self.world.sender.pool.check_integrity() == []
+        assert self.world.receiver.pool.check_integrity() == []
+
+    @invariant()
+    def no_push_ends_twice(self) -> None:
+        assert all(count == 1 for count in self.world.ended.values())
+
+    def teardown(self) -> None:
+        self.world.end()
+
+
+TestProtocol = ProtocolMachine.TestCase
+TestProtocol.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

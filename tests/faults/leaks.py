@@ -5,17 +5,26 @@ import time
 
 from tests.integration.cluster import Cluster, Process
 
-LEFT_BEHIND = re.compile(
-    r"^(sluice_\w*(?:held_slots|reserved_slots|jobs|reservations|quarantined\w*|pages_in_use))(?:\{[^}]*\})? (\S+)$",
-    re.MULTILINE,
+HELD = (
+    'sluice_engine_slots{state="held"}',
+    'sluice_engine_slots{state="reserved"}',
+    'sluice_engine_transfer_pages{state="in_use"}',
+    'sluice_engine_transfer_pages{state="quarantined"}',
+    "sluice_router_running_requests",
+    "sluice_router_waiting_requests",
 )
+"""Gauges of a worker that count something held for somebody."""
 
 
 def left_behind(process: Process) -> dict[str, float]:
-    """The gauges of a worker that count something held, where they are not zero."""
-    found = LEFT_BEHIND.findall(process.metrics())
-    assert found, f"{process.name} shows no gauge of what it holds:\n{process.metrics()[:2000]}"
-    return {name: float(value) for name, value in found if float(value) != 0.0}
+    """The gauges of HELD that are not zero; every one of them must exist."""
+    text = process.metrics()
+    held = {}
+    for name in HELD:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        assert found, f"{process.name} has no {name}"
+        held[name] = float(found.group(1))
+    return {name: value for name, value in held.items() if value != 0.0}
 
 
 def wait_nothing_left(cluster: Cluster, within_s: float) -> None:

@@ -1,13 +1,13 @@
 """A whole Sluice on loopback for tests: the real commands as processes that can be killed and started again."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +15,8 @@ from pathlib import Path
 
 START_TIMEOUT_S = 90.0
 POLL_S = 0.1
+PROVEN_PAIR = "\nsluice_transfer_pair_gigabytes_per_second{"
+"""Begins a line of a prefill worker's metrics for each decode worker that it may push to."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -51,7 +53,7 @@ class Process:
         """Start it (again)."""
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "services.cli.main", *self.arguments],
+                [sys.executable, "-m", "services.cli.child", str(os.getpid()), *self.arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -83,6 +85,11 @@ class Process:
     def tail(self, lines: int = 40) -> str:
         """The end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
+
+    @property
+    def running(self) -> bool:
+        """Started and not ended."""
+        return self.popen is not None and self.popen.poll() is None
 
     def ready(self) -> bool:
         """Its own /readiness."""
@@ -153,19 +160,21 @@ class Cluster:
         """Until the gateway sees every worker that runs, with every pair proven."""
         deadline = time.monotonic() + timeout_s
         while not self._all_ready():
-            dead = [p for p in self.processes.values() if p.popen is not None and p.popen.poll() is not None]
-            if dead:
-                raise AssertionError(f"{dead[0].name} ended with {dead[0].popen.returncode}:\n{dead[0].tail()}")  # type: ignore[union-attr]
+            for process in self.processes.values():
+                if process.popen is not None and process.popen.poll() not in {None, -signal.SIGKILL}:
+                    raise AssertionError(f"{process.name} ended with {process.popen.returncode}:\n{process.tail()}")
             if time.monotonic() > deadline:
                 tails = "\n".join(f"--- {p.name}\n{p.tail(15)}" for p in self.processes.values())
                 raise AssertionError(f"not ready within {timeout_s} s:\n{tails}")
             time.sleep(POLL_S)
 
     def _all_ready(self) -> bool:
-        if not all(process.ready() for process in self.processes.values()):
+        if not all(process.ready() for process in self.processes.values() if process.running):
             return False
-        status, body = http_get(self.url + "/get_server_info")
-        return status == 200 and len(json.loads(body).get("pairs", [])) >= self.prefill * self.decode
+        num_decode = sum(process.running for process in self.workers("decode"))
+        prefill = [process for process in self.workers("prefill") if process.running]
+        served = http_get(self.url + "/v1/models")[1]
+        return '"id"' in served and all(process.metrics().count(PROVEN_PAIR) == num_decode for process in prefill)
 
     def workers(self, role: str) -> Iterator[Process]:
         """The worker processes of a role."""

@@ -1,10 +1,16 @@
-"""What `transformers` itself answers, greedily and in float32: the judge of every token Sluice produces."""
+"""What `transformers` itself answers, greedily and in float32: the judge of every token Sluice produces.
 
-import functools
-from collections.abc import Sequence
+Answers are kept on disk, named after everything they depend on: a second run of the tests asks only new questions.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -14,7 +20,10 @@ class Oracle:
     def __init__(self, model_dir: Path) -> None:
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_dir)
         self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-        self.generate = functools.cache(self._generate)
+        weights = hashlib.sha256((model_dir / "model.safetensors").read_bytes()).hexdigest()
+        self._versions = [weights, transformers.__version__, torch.__version__]
+        self._kept = model_dir.parent.parent / "oracle"
+        self._kept.mkdir(exist_ok=True)
 
     def chat_ids(self, user: str) -> tuple[int, ...]:
         """Prompt ids of a one-turn chat, through the model's own template."""
@@ -31,15 +40,21 @@ class Oracle:
         """The text of output ids as an API shows it: special tokens left out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def generate_past_eos(self, prompt_ids: tuple[int, ...], max_new_tokens: int) -> tuple[int, ...]:
-        """Exactly `max_new_tokens` output ids: EOS is a token like any other."""
-        return self.generate(prompt_ids, max_new_tokens, True)
-
-    def _generate(self, prompt_ids: tuple[int, ...], max_new_tokens: int, ignore_eos: bool = False) -> tuple[int, ...]:
+    def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, *, ignore_eos: bool = False) -> list[int]:
         """Output ids; the EOS id, when reached, is the last one unless it is ignored."""
-        prompt = torch.tensor([prompt_ids])
+        question = json.dumps([self._versions, list(prompt_ids), max_new_tokens, ignore_eos])
+        kept = self._kept / f"{hashlib.sha256(question.encode()).hexdigest()}.json"
+        if kept.exists():
+            return [int(each) for each in json.loads(kept.read_text())]
+        answer = self._generate(prompt_ids, max_new_tokens, ignore_eos=ignore_eos)
+        kept.write_text(json.dumps(answer))
+        return answer
+
+    def _generate(self, prompt_ids: Sequence[int], max_new_tokens: int, *, ignore_eos: bool) -> list[int]:
+        prompt = torch.tensor([list(prompt_ids)])
         with torch.inference_mode():
-            output = self._model.generate(
+            generate = cast(Callable[..., torch.Tensor], self._model.generate)
+            output = generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
                 max_new_tokens=max_new_tokens,
@@ -47,4 +62,4 @@ class Oracle:
                 pad_token_id=0,
                 **({"eos_token_id": None} if ignore_eos else {}),
             )
-        return tuple(output[0, len(prompt_ids) :].tolist())
+        return [int(each) for each in output[0, len(prompt_ids) :]]

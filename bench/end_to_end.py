@@ -1,0 +1,170 @@
+"""Sluice on this machine's CPU, through its gateway, beside `transformers` `generate`: `python -m bench.end_to_end`.
+
+One run measures both with the same model folder, dtype and number of threads, in turns, so that a machine whose speed drifts
+slows both. A stream is one prompt of --prompt-tokens and --output-tokens greedy tokens, EOS ignored.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from services.cli.demo_model import fetch_demo_model
+
+TEXT = Path(__file__).parent.parent / "docs"
+READY_S = 120.0
+
+
+class Transformers:
+    """`generate` in this process."""
+
+    def __init__(self, model: Path, dtype: str, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+
+    def seconds(self, prompt: list[int], output_tokens: int) -> float:
+        """Wall time of one stream."""
+        ids = torch.tensor([prompt])
+        began = time.perf_counter()
+        with torch.inference_mode():
+            self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                min_new_tokens=output_tokens,
+                max_new_tokens=output_tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        return time.perf_counter() - began
+
+
+class Sluice:
+    """`sluice up` in processes of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def seconds(self, prompts: list[list[int]], output_tokens: int) -> float:
+        """Wall time of all prompts at once, each a stream read to its end."""
+        return asyncio.run(self._all(prompts, output_tokens))
+
+    async def _all(self, prompts: list[list[int]], output_tokens: int) -> float:
+        async with httpx.AsyncClient(base_url=self._url, timeout=600) as client:
+            began = time.perf_counter()
+            await asyncio.gather(*(self._one(client, prompt, output_tokens) for prompt in prompts))
+            return time.perf_counter() - began
+
+    async def _one(self, client: httpx.AsyncClient, prompt: list[int], output_tokens: int) -> None:
+        parameters = {"max_new_tokens": output_tokens, "do_sample": False, "ignore_eos": True}
+        body = {"inputs": prompt, "parameters": parameters}
+        async with client.stream("POST", "/generate_stream", json=body) as response:
+            events = [json.loads(line[5:]) async for line in response.aiter_lines() if line.startswith("data:")]
+        if len(events) != output_tokens or events[-1].get("finish_reason") != "length":
+            raise RuntimeError(f"a stream brought {len(events)} of {output_tokens} tokens: {events[-1:]}")
+
+
+@contextlib.contextmanager
+def serving(model: Path, dtype: str, threads: int, port: int) -> Iterator[Sluice]:
+    """Start `sluice up` with 1 prefill and 1 decode worker, without prefix cache: every prompt is computed."""
+    options = ["--model", str(model), "--dtype", dtype, "--threads", str(threads), "--no-prefix-cache"]
+    ports = ["--http-port", str(port), "--grpc-port", str(port + 1), "--log-level", "warning"]
+    process = subprocess.Popen([sys.executable, "-m", "services.cli.main", "up", *options, *ports])
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_served(url, process)
+        yield Sluice(url)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _wait_served(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/v1/models", timeout=2).json()["data"]:
+                return
+        time.sleep(0.2)
+    raise RuntimeError("sluice up did not become ready")
+
+
+def prompts_for(model: Path, count: int, length: int) -> list[list[int]]:
+    """`count` different prompts of `length` tokens, cut out of this project's own documents."""
+    text = "\n".join(path.read_text() for path in sorted(TEXT.glob("*.md")))
+    ids = AutoTokenizer.from_pretrained(model)(text)["input_ids"]
+    if len(ids) < count * length:
+        raise SystemExit(f"--prompt-tokens: {length} is too long; docs/ has {len(ids)} tokens for {count} prompts")
+    return [ids[i * length : (i + 1) * length] for i in range(count)]
+
+
+def main() -> None:
+    """Measure, print a table, and JSON on request."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--port", type=int, default=18100)
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    args = parser.parse_args()
+    report = measure(args)
+    if args.json:
+        print(json.dumps(report, indent=2))
+        return
+    print(
+        f"{args.dtype}, {args.threads} threads, {args.prompt_tokens} + {args.output_tokens} tokens, {args.rounds} rounds"
+    )
+    for name, row in report.items():
+        print(
+            f"{name:<34} {row['tokens_per_s']:>8.1f} tok/s   seconds {row['min']:.2f} / {row['median']:.2f} / {row['max']:.2f}"
+        )
+    one, many = report["sluice, 1 stream"], report[f"sluice, {args.streams} streams"]
+    print(
+        f"one stream, transformers' time over Sluice's: {report['transformers, 1 stream']['median'] / one['median']:.2f}"
+    )
+    print(f"{args.streams} streams, throughput over one by one:   {many['tokens_per_s'] / one['tokens_per_s']:.2f}")
+
+
+def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Rounds of transformers, one stream, all streams; the first round only warms up."""
+    model = fetch_demo_model()
+    prompts = prompts_for(model, args.streams, args.prompt_tokens)
+    times: dict[str, list[float]] = {
+        "transformers, 1 stream": [],
+        "sluice, 1 stream": [],
+        f"sluice, {args.streams} streams": [],
+    }
+    theirs, one, many = times.values()
+    reference = Transformers(model, args.dtype, args.threads)
+    with serving(model, args.dtype, args.threads, args.port) as sluice:
+        for number in range(args.rounds + 1):
+            prompt = prompts[number % len(prompts)]
+            theirs.append(reference.seconds(prompt, args.output_tokens))
+            one.append(sluice.seconds([prompt], args.output_tokens))
+            many.append(sluice.seconds(prompts, args.output_tokens))
+            print(f"round {number} of {args.rounds} done", file=sys.stderr)
+    tokens = {name: args.output_tokens for name in times} | {
+        f"sluice, {args.streams} streams": args.streams * args.output_tokens
+    }
+    return {name: _row(seconds[1:], tokens[name]) for name, seconds in times.items()}
+
+
+def _row(seconds: list[float], tokens: int) -> dict[str, float]:
+    median = statistics.median(seconds)
+    return {"min": min(seconds), "median": median, "max": max(seconds), "tokens_per_s": tokens / median}
+
+
+if __name__ == "__main__":
+    main()

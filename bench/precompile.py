@@ -45,7 +45,7 @@ def _one(launch: Callable[..., None], candidate: Any) -> str | None:
     try:
         launch(candidate, torch.device("cpu"))
     except Exception as error:  # noqa: BLE001 - a candidate that does not compile is a result
-        return f"{candidate}: {type(error).__name__}: {str(error)[:200]}"
+        return f"{candidate}: {type(error).__name__}: {str(error)[:900]}"
     return None
 
 

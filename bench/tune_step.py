@@ -13,30 +13,34 @@ from dataclasses import replace
 
 import torch
 
-from bench import decode_step
+from bench import ceilings, decode_step
 from bench.llama_shape import HEADS, HIDDEN, INNER, VOCAB, contexts, random_decoder, random_pool, rope_tables
 from bench.precompile import compile_all
 from kernels.decode_attention import AttentionTuning
 from kernels.skinny_gemm import GemmShape
+from kernels.streamed_gemm import StreamShape
 from services.engine.backends.cuda.decode_step import DecodeBuffers, DecodeStep
 from services.engine.backends.cuda.recipe import DecodeRecipe, recipe_for
 from services.engine.models.layers import Attention, Block, Decoder, GatedMlp, Linear
 
+S, G = StreamShape, GemmShape
 SHAPES = {
     16: {
-        "qkv": [(64, 128, 1, 6, 4), (64, 128, 1, 4, 4), (64, 256, 1, 4, 4)],
-        "out": [(64, 128, 2, 6, 4), (32, 256, 1, 5, 4), (64, 256, 2, 3, 4)],
-        "gate_up": [(64, 128, 1, 3, 4), (64, 128, 1, 4, 4), (32, 256, 1, 3, 4)],
-        "down": [(64, 128, 2, 6, 4), (32, 256, 1, 5, 4), (64, 256, 2, 3, 4)],
+        "qkv": [G(64, 16, 128, 1, 6), S(64, 16, 128, 1, 5), S(64, 16, 128, 1, 8), S(64, 16, 64, 1, 10),
+                S(64, 16, 128, 2, 4), S(128, 16, 64, 2, 5)],
+        "out": [G(32, 16, 256, 1, 5), S(64, 16, 128, 2, 3), S(64, 16, 128, 2, 5), S(64, 16, 64, 2, 8), S(64, 16, 128, 4, 3)],
+        "gate_up": [G(64, 16, 128, 1, 3), S(64, 16, 128, 1, 3), S(64, 16, 64, 1, 4), S(64, 16, 64, 1, 6),
+                    S(128, 16, 64, 1, 3), S(128, 16, 64, 1, 6)],
+        "down": [G(64, 16, 128, 2, 6), S(64, 16, 128, 2, 3), S(64, 16, 128, 2, 5), S(64, 16, 64, 2, 10), S(64, 16, 128, 4, 3)],
     },
     64: {
-        "qkv": [(64, 128, 1, 4, 4), (64, 256, 1, 3, 4)],
-        "out": [(64, 128, 2, 4, 4), (32, 128, 1, 6, 4)],
-        "gate_up": [(128, 64, 1, 5, 8), (64, 64, 1, 5, 4), (128, 64, 1, 3, 4)],
-        "down": [(64, 128, 2, 4, 4), (64, 128, 2, 6, 4)],
+        "qkv": [G(64, 64, 128, 1, 4), S(64, 64, 128, 1, 3), S(64, 64, 64, 1, 6), S(128, 64, 64, 2, 4), S(128, 64, 64, 3, 3)],
+        "out": [G(64, 64, 128, 2, 4), S(64, 64, 128, 2, 3), S(64, 64, 64, 2, 6), S(128, 64, 64, 4, 4)],
+        "gate_up": [G(64, 64, 64, 1, 5), S(64, 64, 64, 1, 4), S(128, 64, 64, 1, 3), S(128, 64, 64, 1, 5), S(64, 64, 128, 1, 2)],
+        "down": [G(64, 64, 128, 2, 6), S(64, 64, 128, 2, 3), S(64, 64, 64, 2, 6), S(128, 64, 64, 4, 4), S(64, 64, 128, 4, 3)],
     },
 }  # fmt: skip
-ATTENTION = [(128, 3, 4, 16), (64, 3, 4, 16), (64, 3, 4, 8), (32, 4, 4, 32), (32, 4, 4, 64), (64, 4, 4, 64)]
+ATTENTION = [(128, 3, 4, 16), (64, 3, 4, 8), (32, 4, 4, 32), (64, 3, 4, 32), (32, 4, 4, 64)]
 
 
 def variants(rows: int, base: DecodeRecipe, field: str) -> Iterator[DecodeRecipe]:
@@ -45,9 +49,8 @@ def variants(rows: int, base: DecodeRecipe, field: str) -> Iterator[DecodeRecipe
         for block, stages, warps, target in ATTENTION:
             yield replace(base, attention=AttentionTuning(stages, warps, 8), block_tokens=block, target_items=target)
         return
-    for n, k, split, stages, warps in SHAPES[group][field]:
-        for early in (False, True):
-            yield replace(base, **{field: GemmShape(n, group, k, split, stages, warps, early)})
+    for shape in SHAPES[group][field]:
+        yield replace(base, **{field: shape})
 
 
 def compile_step(candidate: tuple[int, DecodeRecipe], device: torch.device) -> None:
@@ -60,7 +63,7 @@ def compile_step(candidate: tuple[int, DecodeRecipe], device: torch.device) -> N
     decoder = Decoder(empty(VOCAB, HIDDEN).weight, [block, block], norm, empty(HEADS.qkv_width, HIDDEN).weight, 1e-5)
     ctx = contexts([128] * rows, device, scattered=False)
     pool = torch.empty(2, 129, 16, 128, dtype=torch.bfloat16)
-    recipe = replace(recipe, head=GemmShape(64, recipe.qkv.block_b, 64))
+    recipe = replace(recipe, head=recipe.qkv)
     step = DecodeStep(decoder, HEADS, rope_tables(device), pool, DecodeBuffers(decoder, HEADS, rows, HEADS.qkv_width), rows, recipe)
     step(torch.zeros(rows, dtype=torch.int32), ctx.context_lens, ctx.slots)
 
@@ -77,6 +80,7 @@ def main() -> None:
         todo += [(rows, v) for field in fields for v in variants(rows, base, field)]
     compile_all(compile_step, todo)
     device = torch.device("cuda")
+    print(ceilings.measure(device))
     decoder, rope = random_decoder(device), rope_tables(device)
     for rows in args.rows:
         pool = random_pool(contexts([1024] * rows, device, scattered=False).num_slots, device)
@@ -90,7 +94,7 @@ def main() -> None:
                     print("fails:", field, getattr(recipe, field), str(error)[:80])
             results.sort(key=lambda r: r[0])
             best = results[0][1]
-            for ms, recipe in results[:6] + results[-1:]:
+            for ms, recipe in results:
                 print(f"B={rows:<3} {field:9} {ms:.3f} ms {getattr(recipe, field)} {recipe.block_tokens if field == 'attention' else ''}"
                       f" {recipe.target_items if field == 'attention' else ''}", flush=True)  # fmt: skip
         print(f"B={rows} best {results[0][0]:.3f} ms: {best}", flush=True)

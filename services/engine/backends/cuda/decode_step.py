@@ -16,8 +16,9 @@ from kernels.embedding import embedding
 from kernels.layout import Heads, Rope, SlotTable
 from kernels.rms_norm import rms_norm
 from kernels.skinny_gemm import GemmShape, NormIn, NormOut, SplitSpace, skinny_gemm
+from kernels.streamed_gemm import StreamShape, streamed_gemm
 from kernels.swiglu import swiglu
-from services.engine.backends.cuda.recipe import DecodeRecipe
+from services.engine.backends.cuda.recipe import DecodeRecipe, Product
 from services.engine.models.layers import Block, Decoder, Linear
 
 _EMBEDDING_TILES = 1
@@ -99,21 +100,27 @@ class DecodeStep:
         self._to_residual(self._inner, mlp.down, recipe.down, next_norm)
 
     def _from_residual(
-        self, linear: Linear, norm: Tensor, shape: GemmShape | None, out: Tensor, *, gated: bool = False
+        self, linear: Linear, norm: Tensor, shape: Product, out: Tensor, *, gated: bool = False
     ) -> None:
         """Write the product of the normed residual into `out`."""
         eps = self._decoder.norm_eps
         if shape is not None and self._tiles:
             norm_in = NormIn(self._all.squares, self._tiles, eps)
-            skinny_gemm(self._scaled, linear.weight, out, shape, gated=gated, bias=linear.bias, norm_in=norm_in,
-                        split=self._all.split, pdl=self._recipe.pdl)  # fmt: skip
+            self._gemm(self._scaled, linear, out, shape, gated=gated, norm_in=norm_in)
             return
         rms_norm(self._residual, norm, self._normed, eps, pdl=self._recipe.pdl)
         if shape is not None:
-            skinny_gemm(self._normed, linear.weight, out, shape, gated=gated, bias=linear.bias,
-                        split=self._all.split, pdl=self._recipe.pdl)  # fmt: skip
+            self._gemm(self._normed, linear, out, shape, gated=gated)
         else:
             _matmul(self._normed, linear, out)
+
+    def _gemm(
+        self, x: Tensor, linear: Linear, out: Tensor, shape: GemmShape | StreamShape, *, gated: bool = False,
+        residual: Tensor | None = None, norm_in: NormIn | None = None, norm_out: NormOut | None = None,
+    ) -> None:  # fmt: skip
+        gemm = streamed_gemm if isinstance(shape, StreamShape) else skinny_gemm
+        gemm(x, linear.weight, out, shape, gated=gated, bias=linear.bias, residual=residual, norm_in=norm_in,
+             norm_out=norm_out, split=self._all.split, pdl=self._recipe.pdl)  # fmt: skip
 
     def _gated(self, linear: Linear, norm: Tensor) -> None:
         shape = self._recipe.gate_up
@@ -123,7 +130,7 @@ class DecodeStep:
             self._from_residual(linear, norm, None, self._gate_up)
             swiglu(self._gate_up, self._inner, pdl=self._recipe.pdl)
 
-    def _to_residual(self, x: Tensor, linear: Linear, shape: GemmShape | None, next_norm: Tensor) -> None:
+    def _to_residual(self, x: Tensor, linear: Linear, shape: Product, next_norm: Tensor) -> None:
         """Add the product of `x` to the residual."""
         if shape is None:
             torch.addmm(self._residual, x, linear.weight.t(), out=self._residual)
@@ -132,8 +139,7 @@ class DecodeStep:
             self._tiles = 0
             return
         norm_out = NormOut(next_norm, self._scaled, self._all.squares)
-        skinny_gemm(x, linear.weight, self._residual, shape, bias=linear.bias, residual=self._residual,
-                    norm_out=norm_out, split=self._all.split, pdl=self._recipe.pdl)  # fmt: skip
+        self._gemm(x, linear, self._residual, shape, residual=self._residual, norm_out=norm_out)
         self._tiles = -(-self._residual.shape[1] // shape.block_n)
 
 

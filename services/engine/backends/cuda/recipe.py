@@ -9,17 +9,21 @@ from dataclasses import dataclass, field
 
 from kernels.decode_attention import AttentionTuning
 from kernels.skinny_gemm import GemmShape
+from kernels.streamed_gemm import StreamShape
+
+Product = GemmShape | StreamShape | None
+"""A portable Triton product, the Hopper one, or cuBLAS."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRecipe:
     """One step's choices. A product without a shape runs through cuBLAS, with its norm and activation beside it."""
 
-    qkv: GemmShape | None
-    out: GemmShape | None
-    gate_up: GemmShape | None
-    down: GemmShape | None
-    head: GemmShape | None
+    qkv: Product
+    out: Product
+    gate_up: Product
+    down: Product
+    head: Product
     attention: AttentionTuning = field(default_factory=AttentionTuning)
     block_tokens: int = 64
     target_items: int = 256

@@ -28,7 +28,7 @@ def joiners(load: list[Entry]) -> Joiners:
     return Joiners.of([e[0] for e in load], [e[1] for e in load], [e[2] for e in load])
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(entries)
 def test_peak_equals_a_token_by_token_simulation(load: list[Entry]) -> None:
     assert peak_tokens(*(np.array(load, dtype=np.int64).reshape(-1, 3).T)) == simulated_peak(load)
@@ -43,7 +43,7 @@ def test_peak_equals_simulation_on_thousands_of_random_loads() -> None:
         assert peak_tokens(held, left) == simulated_peak(load)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(entries, entries, st.integers(0, 1000))
 def test_what_if_answers_equal_the_peak_of_the_whole_load(base: list[Entry], new: list[Entry], now: int) -> None:
     curve = PeakCurve.of(joiners(base), now)
@@ -51,13 +51,13 @@ def test_what_if_answers_equal_the_peak_of_the_whole_load(base: list[Entry], new
     assert curve.joined_by(joiners(new)).peak == simulated_peak(base + new)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(entries, st.integers(0, 60), st.integers(0, 25), st.integers(0, 1000))
 def test_what_if_of_one_equals_the_peak_of_the_whole_load(base: list[Entry], held: int, left: int, now: int) -> None:
     assert PeakCurve.of(joiners(base), now).peak_with_one(held, left) == simulated_peak([*base, (held, left, 1)])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(entries, entries, st.integers(1, 600))
 def test_what_might_fit_leaves_out_only_what_cannot(base: list[Entry], new: list[Entry], capacity: int) -> None:
     might = PeakCurve.of(joiners(base), now=3).might_fit(joiners(new), capacity)
@@ -68,7 +68,7 @@ def test_what_might_fit_leaves_out_only_what_cannot(base: list[Entry], new: list
             assert answer == fits
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(entries, entries, st.integers(1, 600))
 def test_number_that_fit_is_the_longest_prefix(base: list[Entry], new: list[Entry], capacity: int) -> None:
     curve = PeakCurve.of(joiners(base), now=3)

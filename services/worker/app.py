@@ -18,6 +18,7 @@ from services.common.identity import group_name
 from services.common.ipc import EngineReady
 from services.common.messages import Role
 from services.common.metrics import WorkerMetrics
+from services.common.options import ConfigError
 from services.common.request import Request
 from services.common.text import Vocabulary
 from services.worker.engine_client import ENGINE_COMMAND, EngineClient
@@ -44,7 +45,7 @@ LIVENESS_PATIENCE = 3.0
 
 
 class Worker:
-    """One worker. `run` is its whole life; `stop` begins its end from any state."""
+    """One worker. `run` is its whole life; `stop` begins its end from any state. Raises ConfigError."""
 
     def __init__(
         self, config: WorkerConfig, build: BuildRole, *, engine_command: tuple[str, ...] = ENGINE_COMMAND
@@ -60,12 +61,18 @@ class Worker:
         self._listeners: list[Callable[[ipc.Event], None]] = []
         self.jobs: Jobs | None = None
         self._service: WorkerService | None = None
-        self.identity = identify(config, rpc.bind(self._server, f"{config.host}:{config.grpc_port}"))
+        self.identity = identify(config, self._bind())
         self.engine = EngineClient(engine_config(config, self.identity), command=engine_command)
         self.status = Status(self.engine, self._metrics, stall_s=config.engine_stall_s, max_queue=config.max_queue)
         self.http_port = 0
         self.serving = asyncio.Event()
         """Set once masters may come."""
+
+    def _bind(self) -> int:
+        try:
+            return rpc.bind(self._server, f"{self._config.host}:{self._config.grpc_port}")
+        except OSError as error:
+            raise ConfigError(f"--grpc-port: {error}") from error
 
     def stop(self) -> None:
         """SIGTERM: drain, then end."""
@@ -81,9 +88,12 @@ class Worker:
         return 0 if self._parts is None else self._parts.core.num_attempts
 
     async def run(self) -> None:
-        """Live. Raises EngineLostError or OSError; returns after `stop`."""
+        """Live. Raises EngineLostError, or ConfigError when a port is taken; returns after `stop`."""
         pages = HealthServer(self._pages())
-        self.http_port = await pages.start(self._config.host, self._config.http_port)
+        try:
+            self.http_port = await pages.start(self._config.host, self._config.http_port)
+        except OSError as error:
+            raise ConfigError(f"--http-port: {error}") from error
         await self.engine.start()
         ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         engine = asyncio.create_task(self.engine.run(lambda event: self._dispatch(event, ready)))

@@ -10,6 +10,7 @@ from services.common.config import WorkerConfig
 from services.common.log import configure_logging
 from services.common.options import ConfigError
 from services.worker.app import Worker
+from services.worker.engine_client import EngineLostError
 from services.worker.parts import BuildRole
 
 log = logging.getLogger(__name__)
@@ -22,8 +23,9 @@ def run_worker(config: WorkerConfig, build: BuildRole) -> int:
         uvloop.run(_run(config, build))
     except ConfigError:
         raise
-    except OSError as error:
-        raise ConfigError(str(error)) from error
+    except EngineLostError as error:
+        log.error("the worker ends: %s", error)  # noqa: TRY400 - the engine has logged its own reason
+        return 1
     except Exception:
         log.exception("the worker ends: something in it broke")
         return 1

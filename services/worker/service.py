@@ -15,6 +15,7 @@ from typing import Protocol
 from services.common.errors import SluiceError
 from services.common.ipc import AttemptKey
 from services.common.messages import (
+    AttemptEvent,
     Heartbeat,
     LiveAttempt,
     MasterHello,
@@ -215,6 +216,8 @@ class WorkerService:
             if entry is not None:
                 entry[1].grown(effect.key, effect.choice)
         elif isinstance(effect, fx.Follow | fx.Forget | fx.SendToMaster):
+            if isinstance(effect, fx.SendToMaster):
+                _log_event(effect.event)
             entry = self._sessions.get(effect.master)
             if entry is not None:
                 _apply_to_session(entry[1], effect)
@@ -270,3 +273,11 @@ def _apply_to_session(session: MasterSession, effect: fx.Follow | fx.Forget | fx
             session.forget(key, choices)
         case fx.SendToMaster(_, event):
             session.outbox.say(event)
+
+
+def _log_event(event: AttemptEvent) -> None:
+    """One line for each state transition of a request."""
+    fields = ((name, getattr(event, name)) for name in event.__struct_fields__ if name != "key")
+    details = " ".join([f"{name}={value}" for name, value in fields if value not in (None, "")])
+    request_id, attempt = event.key.request_id, event.key.attempt
+    log.info("attempt %d %s %s", attempt, type(event).__name__.lower(), details, extra={"request_id": request_id})

@@ -3,12 +3,13 @@
 import asyncio
 
 import pytest
+from tokenizers import Tokenizer
 
 from services.common.messages import Joined, Placed, Prefilling, Queued
 from services.common.request import FinishReason
 from tests.fakes.master import Seen, make_request, master
 from tests.fakes.tokens import fake_output
-from tests.fakes.workers import RunningWorker, workers
+from tests.fakes.workers import DEMO, RunningWorker, workers
 
 pytestmark = pytest.mark.demo_model
 
@@ -82,6 +83,24 @@ async def test_a_second_attempt_continues_the_first() -> None:
         m.submit(request, p.address, d.address, attempt=2, output_ids=whole[:5])
         seen = await m.finished(request)
         assert seen.tokens[0] == whole
+        await asyncio.gather(p.until_empty(), d.until_empty())
+
+
+@pytest.mark.parametrize("at", [0, 1, 7])
+async def test_a_stop_string_ends_the_sequence_on_whichever_worker_sees_it(at: int) -> None:
+    whole = fake_output([5, 6, 7], 30)
+    text = Tokenizer.from_file(str(DEMO / "tokenizer.json")).decode
+    stop = text(whole[: at + 1])[len(text(whole[:at])) :]
+    async with workers(prefill, decode) as (p, d), master(p.address, d.address) as m:
+        await m.pair(p.address, d.address)
+        request = make_request([5, 6, 7], 30, stop)
+        m.submit(request, p.address, d.address)
+        seen = await m.finished(request)
+        finish = seen.finished[0].finish
+        assert finish is not None
+        assert (finish.reason, finish.stop_reason) == (FinishReason.STOP, stop)
+        assert seen.tokens[0] == whole[: finish.num_output_tokens]
+        assert seen.text[0] == text(whole).partition(stop)[0]
         await asyncio.gather(p.until_empty(), d.until_empty())
 
 

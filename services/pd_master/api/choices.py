@@ -23,6 +23,11 @@ class Choice:
         return "".join(self.texts)
 
     @property
+    def parts(self) -> list[str]:
+        """All visible text, token by token, and what the end released."""
+        return [*self.token_texts, self.text[sum(map(len, self.token_texts)) :]]
+
+    @property
     def finish_reason(self) -> str:
         """In the words of the APIs; a choice without an end was cut off."""
         return (self.finish.reason if self.finish else FinishReason.ABORT).value
@@ -54,6 +59,11 @@ def spread(delta: Delta) -> list[str]:
         texts.append(delta.text[start : start + length])
         start += length
     return [*texts, delta.text[start:]]
+
+
+def parts_of(delta: Delta) -> list[str]:
+    """A delta's text token by token; one part when its end came without a token."""
+    return spread(delta) or [delta.text]
 
 
 async def gather(batches: AsyncIterable[list[Delta]], num_choices: int) -> list[Choice]:

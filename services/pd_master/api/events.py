@@ -40,10 +40,11 @@ async def stream_events(call: HttpCall, batches: AsyncIterable[list[B]], encoder
     """Answer a call with a stream. Raises SluiceError only while nothing has been sent yet."""
     try:
         async for deltas in batches:
-            events = encoder.batch(deltas)
             if not call.started:
                 await call.start_events()
-                events = encoder.start() + events
+                events = encoder.start() + encoder.batch(deltas)
+            else:
+                events = encoder.batch(deltas)
             if events:
                 await call.write(events)
     except SluiceError as error:

@@ -9,6 +9,7 @@ from services.pd_master.api.native.info import InfoEndpoint
 from services.pd_master.api.openai.chat import ChatEndpoint
 from services.pd_master.api.openai.completions import CompletionsEndpoint
 from services.pd_master.api.openai.models import PREFIX, ModelsEndpoint
+from services.pd_master.api.responses.responses import ResponsesEndpoint
 from services.pd_master.gateway import Gateway
 
 
@@ -32,6 +33,7 @@ def build_app(gateway: Gateway, health: HealthEndpoint) -> App:
     post = {
         "/v1/chat/completions": Route(ChatEndpoint(gateway)),
         "/v1/completions": Route(CompletionsEndpoint(gateway)),
+        "/v1/responses": Route(ResponsesEndpoint(gateway)),
         "/v1/messages": Route(messages, anthropic_error),
         "/v1/messages/count_tokens": Route(messages.count, anthropic_error),
         "/": Route(native.root),

@@ -57,6 +57,7 @@ async def test_whole_answer_has_reasoning_text_and_call(tools_api: Api) -> None:
     assert choice.message.reasoning_content == "Rain?"
     call = choice.message.tool_calls[0]
     assert call.id.startswith("call_")
+    assert 0 < answer.usage.completion_tokens_details.reasoning_tokens < answer.usage.completion_tokens
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Zürich"})
 
 

@@ -7,6 +7,7 @@ import msgspec
 from services.common.errors import SluiceError
 from services.common.request import Delta, Finish
 from services.pd_master.api.anthropic.wire import anthropic_error, message_head, stop_of, usage_of
+from services.pd_master.api.choices import parts_of
 from services.pd_master.api.openai.answer_plan import ChoiceReader
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.parsers.pieces import Content, Piece, Reasoning, ToolArguments, ToolStart
@@ -63,7 +64,7 @@ class MessageEvents:
     def _delta(self, delta: Delta) -> bytes:
         self._finish = delta.finish or self._finish
         if self._reader is not None:
-            pieces = self._reader.read(delta.text, is_last=delta.finish is not None)
+            pieces = self._reader.read(parts_of(delta), is_last=delta.finish is not None)
             return b"".join([self._piece(piece) for piece in pieces])
         return self._fill("text", "text_delta", "text", delta.text) if delta.text else b""
 

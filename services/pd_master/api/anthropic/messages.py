@@ -70,7 +70,7 @@ async def _reply(call: HttpCall, live: LiveRequest, reader: ChoiceReader | None,
     assert choice.finish is not None, "gathered to its end"
     pieces: list[Piece] = [Content(choice.text)] if choice.text else []
     if reader is not None:
-        pieces = reader.read(choice.text, is_last=True)
+        pieces = reader.read(choice.parts, is_last=True)
     has_calls = reader is not None and reader.has_calls
     answer = {
         **message_head(live),

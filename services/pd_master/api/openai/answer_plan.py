@@ -35,18 +35,37 @@ class ChoiceReader:
     def __init__(self, plan: AnswerPlan, new_id: Callable[[], str]) -> None:
         self._plan = plan
         self._parser = AnswerParser(plan.reasoning, plan.tools, plan.schemas, new_id)
+        self._is_before = True
+        """Nothing but thoughts so far."""
+        self._num_before = 0
+        self._has_thoughts = False
 
     @property
     def has_calls(self) -> bool:
         """Whether a call has begun."""
         return self._parser.num_calls > 0
 
-    def read(self, text: str, *, is_last: bool) -> list[Piece]:
-        """The pieces that this text completes, with `is_last` all that are left."""
-        pieces = self._parser.push(text) if text else []
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens up to the first that showed something else; none unless there were thoughts."""
+        return self._num_before if self._has_thoughts else 0
+
+    def read(self, texts: list[str], *, is_last: bool) -> list[Piece]:
+        """The pieces that these tokens' texts complete, with `is_last` all that are left."""
+        pieces: list[Piece] = []
+        for text in texts:
+            new = self._parser.push(text) if text else []
+            pieces += new
+            if self._is_before:
+                self._count(new)
         if is_last:
             pieces += self._parser.close()
         return [piece for piece in pieces if self._is_wanted(piece)]
+
+    def _count(self, new: list[Piece]) -> None:
+        self._has_thoughts |= any(isinstance(piece, Reasoning) for piece in new)
+        self._is_before = all(isinstance(piece, Reasoning) for piece in new)
+        self._num_before += self._is_before
 
     def _is_wanted(self, piece: Piece) -> bool:
         if isinstance(piece, Reasoning):
@@ -68,6 +87,11 @@ def plan_answer(body: ChatBody, template_source: str, prompt: str) -> AnswerPlan
         show_reasoning=body.include_reasoning is not False,
         one_call=body.parallel_tool_calls is False,
     )
+
+
+def num_reasoning_tokens(readers: list[ChoiceReader] | None) -> int:
+    """Over all choices."""
+    return sum(reader.num_reasoning_tokens for reader in readers or ())
 
 
 def message_of(pieces: list[Piece]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import msgspec
 from services.pd_master.api.choices import Choice, gather
 from services.pd_master.api.events import stream_events
 from services.pd_master.api.http import HttpCall, UntilDisconnect
-from services.pd_master.api.openai.answer_plan import AnswerPlan, ChoiceReader, message_of
+from services.pd_master.api.openai.answer_plan import AnswerPlan, ChoiceReader, message_of, num_reasoning_tokens
 from services.pd_master.api.openai.chat_events import ChatEvents, finish_reason
 from services.pd_master.api.openai.chat_request import chat_request, check_chat
 from services.pd_master.api.openai.chat_schema import ChatBody
@@ -69,12 +69,13 @@ class ChatEndpoint:
         shown = [
             _choice(at, choice, body, target, readers[at] if readers else None) for at, choice in enumerate(choices)
         ]
-        await call.reply(200, msgspec.json.encode({**head, "choices": shown, "usage": usage_of([live])}))
+        usage = usage_of([live], num_reasoning_tokens(readers))
+        await call.reply(200, msgspec.json.encode({**head, "choices": shown, "usage": usage}))
 
 
 def _choice(at: int, choice: Choice, body: ChatBody, target: Target, reader: ChoiceReader | None) -> dict[str, Any]:
     assert choice.finish is not None, "gathered to its end"
-    pieces: list[Piece] = [Content(choice.text)] if reader is None else reader.read(choice.text, is_last=True)
+    pieces: list[Piece] = [Content(choice.text)] if reader is None else reader.read(choice.parts, is_last=True)
     logprobs = chat_logprobs(choice.logprobs, target.text.vocabulary, body.top_logprobs or 0) if body.logprobs else None
     return {
         "index": at,

@@ -10,8 +10,9 @@ import msgspec
 from services.common.errors import SluiceError
 from services.common.request import Delta, Finish, FinishReason
 from services.common.text import Vocabulary
+from services.pd_master.api.choices import parts_of
 from services.pd_master.api.errors import openai_error
-from services.pd_master.api.openai.answer_plan import ChoiceReader
+from services.pd_master.api.openai.answer_plan import ChoiceReader, num_reasoning_tokens
 from services.pd_master.api.openai.logprobs import chat_logprobs
 from services.pd_master.api.openai.usage import usage_of
 from services.pd_master.live_request import LiveRequest
@@ -62,7 +63,10 @@ class ChatEvents:
         """The usage chunk, when asked for, and the end mark."""
         if not self._include_usage:
             return DONE
-        return self._head + b',"choices":[],"usage":' + encode(usage_of([self._live])) + b"}\n\n" + DONE
+        return self._head + b',"choices":[],"usage":' + encode(self._usage()) + b"}\n\n" + DONE
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of([self._live], num_reasoning_tokens(self._readers))
 
     def error(self, error: SluiceError) -> bytes:
         """The error as the stream's last event; `[DONE]` does not follow, since it is not done."""
@@ -82,7 +86,7 @@ class ChatEvents:
     def _pieces(self, delta: Delta, reader: ChoiceReader) -> bytes:
         """A chunk for each piece; log-probabilities come in one of their own before them."""
         opened = self._open[delta.choice]
-        pieces = reader.read(delta.text, is_last=delta.finish is not None)
+        pieces = reader.read(parts_of(delta), is_last=delta.finish is not None)
         events = [opened + encode(_piece(piece)) + self._text_close[1:] for piece in pieces]
         if delta.logprobs:
             events.insert(0, self._with_logprobs(delta, ""))

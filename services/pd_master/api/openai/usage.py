@@ -6,7 +6,7 @@ from typing import Any
 from services.pd_master.live_request import LiveRequest
 
 
-def usage_of(lives: Sequence[LiveRequest], num_reasoning_tokens: int | None = None) -> dict[str, Any]:
+def usage_of(lives: Sequence[LiveRequest], num_reasoning_tokens: int = 0) -> dict[str, Any]:
     """Sums over the requests that one call made; a prompt counts once however many choices it has."""
     num_prompt = sum(live.num_prompt_tokens for live in lives)
     num_output = sum(live.num_output_tokens for live in lives)
@@ -16,6 +16,6 @@ def usage_of(lives: Sequence[LiveRequest], num_reasoning_tokens: int | None = No
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": sum(live.cached_tokens for live in lives)},
     }
-    if num_reasoning_tokens is not None:
+    if num_reasoning_tokens:
         usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
     return usage

@@ -1,0 +1,108 @@
+"""Response items as a chat."""
+
+from services.common.errors import InvalidRequestError
+from services.pd_master.api.openai.chat_schema import (
+    ChatBody,
+    Function,
+    FunctionCall,
+    Message,
+    NamedChoice,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+)
+from services.pd_master.api.openai.chat_schema import ToolChoice as ChatToolChoice
+from services.pd_master.api.responses.schema import Item, NamedFunction, Part, ResponsesBody
+
+_REFUSED = ("previous_response_id", "conversation", "background", "prompt", "top_logprobs")
+
+
+def chat_body(body: ResponsesBody) -> ChatBody:
+    """The same conversation and limits. Raises InvalidRequestError naming the field or item at fault."""
+    for name in _REFUSED:
+        if getattr(body, name):
+            raise InvalidRequestError(f"{name}: not supported; each request carries its own context", param=name)
+    form = body.text.format if body.text else None
+    return ChatBody(
+        model=body.model,
+        messages=_messages(body),
+        max_completion_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        tools=[Tool(Function(one.name, one.description, one.parameters)) for one in body.tools] if body.tools else None,
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=ResponseFormat(form.type) if form else None,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+    )
+
+
+def _messages(body: ResponsesBody) -> list[Message]:
+    messages = [Message("system", body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        if not body.input:
+            raise InvalidRequestError("input: it is empty", param="input")
+        return [*messages, Message("user", body.input)]
+    for at, item in enumerate(body.input):
+        _append(messages, item, f"input[{at}]")
+    return messages
+
+
+def _append(messages: list[Message], item: Item, where: str) -> None:
+    """Calls and reasoning belong to the assistant's turn that they stand in; the chat has one message for all of it."""
+    if item.type == "function_call":
+        call = ToolCall(FunctionCall(_needed(item.name, f"{where}.name"), item.arguments or "{}"), item.call_id or "")
+        _to_assistant(messages, Message("assistant", tool_calls=[call]))
+    elif item.type == "reasoning":
+        thoughts = _text(item.content, f"{where}.content")
+        if thoughts:
+            _to_assistant(messages, Message("assistant", reasoning_content=thoughts))
+    elif item.type == "function_call_output":
+        output = _text(item.output, f"{where}.output")
+        messages.append(Message("tool", output, tool_call_id=_needed(item.call_id, f"{where}.call_id")))
+    else:
+        if item.role is None or item.content is None:
+            param = f"{where}.{'role' if item.role is None else 'content'}"
+            raise InvalidRequestError(f"{param}: this field is required", param=param)
+        message = Message(item.role, _text(item.content, f"{where}.content"))
+        if item.role == "assistant":
+            _to_assistant(messages, message)
+        else:
+            messages.append(message)
+
+
+def _to_assistant(messages: list[Message], part: Message) -> None:
+    last = messages[-1] if messages else None
+    if last is None or last.role != "assistant":
+        messages.append(part)
+        return
+    messages[-1] = Message(
+        "assistant",
+        "".join(text for text in (last.content, part.content) if isinstance(text, str)) or None,
+        tool_calls=[*(last.tool_calls or []), *(part.tool_calls or [])] or None,
+        reasoning_content=(last.reasoning_content or "") + (part.reasoning_content or "") or None,
+    )
+
+
+def _text(content: str | list[Part] | None, where: str) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    texts = []
+    for at, part in enumerate(content):
+        text = part.text if part.text is not None else part.refusal
+        if text is None:
+            problem = f"{part.type!r} parts are not supported, only text"
+            raise InvalidRequestError(f"{where}[{at}]: {problem}", param=f"{where}[{at}]")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _tool_choice(body: ResponsesBody) -> ChatToolChoice | None:
+    choice = body.tool_choice
+    return NamedChoice(choice) if isinstance(choice, NamedFunction) else choice
+
+
+def _needed(value: str | None, where: str) -> str:
+    if value is None:
+        raise InvalidRequestError(f"{where}: this field is required", param=where)
+    return value

@@ -1,0 +1,120 @@
+"""The body of `POST /v1/responses`."""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from services.pd_master.api.openai.chat_schema import FunctionName
+from services.pd_master.api.openai.fields import Count, StreamOptions, TopLogprobs
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One part of an item's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    logprobs: Any = None
+    image_url: Any = None
+    file_id: Any = None
+    detail: Any = None
+
+
+class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An input item: a message, a call, a call's output, or reasoning of an earlier answer."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+    summary: list[Part] | None = None
+    id: str | None = None
+    status: str | None = None
+    encrypted_content: str | None = None
+    phase: str | None = None
+
+
+class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function the model may call; the only kind of tool there is here."""
+
+    type: Literal["function"]
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:\-]{1,128}$")]
+    parameters: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(FunctionName, frozen=True, forbid_unknown_fields=True):
+    """`tool_choice` that forces one function."""
+
+    type: Literal["function"] = "function"
+
+
+class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How hard to think; summaries are not made."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The form of the text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: Any = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the text is to be."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+ToolChoice: TypeAlias = Literal["auto", "none", "required"] | NamedFunction
+
+
+class ResponsesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """All that a request may hold."""
+
+    model: str
+    input: str | Annotated[list[Item], Meta(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+
+    # Known, and refused where they ask for what is not kept or done here.
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    prompt: Any = None
+    top_logprobs: TopLogprobs | None = None
+    max_tool_calls: Count | None = None
+
+    # Without effect on the output here.
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    include: list[str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None

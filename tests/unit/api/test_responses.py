@@ -1,0 +1,118 @@
+"""The Responses API with the official client, streamed and whole."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from services.common.errors import WorkerFailedError
+from services.common.request import FinishReason
+from tests.fakes.dispatcher import FakeModel
+from tests.unit.api.conftest import Api
+from tests.unit.api.test_tools import OUTPUT, TOOLS_TEMPLATE
+from tests.unit.api.tiny_model import write_tiny_model
+
+TOOLS = [{"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("responses"), TOOLS_TEMPLATE)
+
+
+@pytest.fixture
+def tools_api(api: Api, folder: Path) -> Api:
+    tools = FakeModel("tools", folder, vocab_size=api.text.vocab_size, max_context_tokens=4096)
+    api.models.served = [*api.models.served, tools]
+    return api
+
+
+async def test_text_comes_back_with_usage(api: Api) -> None:
+    api.dispatcher.script.output = [api.text.encode("Hello world")]
+    response = await api.openai.responses.create(model="tiny", input="Hi", instructions="Be brief.")
+    assert response.output_text == "Hello world"
+    assert response.status == "completed"
+    assert response.usage.output_tokens == len(api.text.encode("Hello world"))
+    prompt = api.text.decode(api.dispatcher.requests[0].prompt_ids)
+    assert prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi")
+
+
+async def test_whole_response_has_reasoning_message_and_call(tools_api: Api) -> None:
+    tools_api.dispatcher.script.output = [tools_api.text.encode(OUTPUT)]
+    response = await tools_api.openai.responses.create(model="tools", input="Weather?", tools=TOOLS)
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+    assert json.loads(response.output[2].arguments) == {"city": "Zürich"}
+
+
+@pytest.mark.parametrize("step", [1, 6, 1000])
+async def test_stream_tells_of_every_item_and_adds_up(tools_api: Api, step: int) -> None:
+    tools_api.dispatcher.script.output = [tools_api.text.encode(OUTPUT)]
+    tools_api.dispatcher.script.step = step
+    async with tools_api.openai.responses.stream(model="tools", input="Weather?", tools=TOOLS) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_response()
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 3
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    arguments = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
+    assert text == final.output_text == "Looking.\n"
+    assert json.loads(arguments) == {"city": "Zürich"}
+    assert final.output[0].content[0].text == "Rain?"
+    assert 0 < final.usage.output_tokens_details.reasoning_tokens < final.usage.output_tokens
+
+
+async def test_output_items_can_be_sent_back(tools_api: Api) -> None:
+    tools_api.dispatcher.script.output = [tools_api.text.encode(OUTPUT)]
+    first = await tools_api.openai.responses.create(model="tools", input="Weather?", tools=TOOLS)
+    items: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+        *first.output,
+        {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "18"},
+    ]
+    await tools_api.openai.responses.create(model="tools", input=items, tools=TOOLS)
+    prompt = tools_api.text.decode(tools_api.dispatcher.requests[-1].prompt_ids)
+    assert '<tool_call>{"name": "weather", "arguments": {"city": "Zürich"}}</tool_call>' in prompt
+    assert "<|im_start|>tool\n18" in prompt
+
+
+async def test_limit_makes_it_incomplete(api: Api) -> None:
+    api.dispatcher.script.finish = FinishReason.LENGTH
+    response = await api.openai.responses.create(model="tiny", input="Hi", max_output_tokens=2)
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+async def test_failure_in_mid_stream_is_a_failed_response(api: Api) -> None:
+    api.dispatcher.script.output = [api.text.encode("Hello world")]
+    api.dispatcher.script.fail_after = 1
+    api.dispatcher.script.failure = WorkerFailedError("lost")
+    stream = await api.openai.responses.create(model="tiny", input="Hi", stream=True)
+    events = [event async for event in stream]
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.error.message == "lost"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"extra_body": {"foo": 1}}, "foo"),
+        ({"temperature": 3}, "temperature"),
+        ({"tools": TOOLS}, "tools"),
+        ({"text": {"format": {"type": "json_object"}}}, "response_format"),
+    ],
+)
+async def test_bad_input_names_the_field(api: Api, change: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        await api.openai.responses.create(**{"model": "tiny", "input": "Hi", **change})
+    assert raised.value.param == param
+    assert api.dispatcher.requests == []

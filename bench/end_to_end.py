@@ -1,7 +1,7 @@
 """Sluice on this machine's CPU, through its gateway, beside `transformers` `generate`: `python -m bench.end_to_end`.
 
-One run measures both with the same model folder, dtype and number of threads, in turns, so that a machine whose speed drifts
-slows both. A stream is one prompt of --prompt-tokens and --output-tokens greedy tokens, EOS ignored.
+One run measures both with the same model folder, dtype and number of threads, in turns, so that a machine whose speed
+drifts slows both. A stream is one prompt of --prompt-tokens and --output-tokens greedy tokens, EOS ignored.
 """
 
 import argparse
@@ -123,30 +123,29 @@ def main() -> None:
     if args.json:
         print(json.dumps(report, indent=2))
         return
-    print(
-        f"{args.dtype}, {args.threads} threads, {args.prompt_tokens} + {args.output_tokens} tokens, {args.rounds} rounds"
-    )
+    print_table(args, report)
+
+
+def print_table(args: argparse.Namespace, report: dict[str, dict[str, float]]) -> None:
+    """Rows, then the two ratios that count."""
+    print(f"{args.dtype}, {args.threads} threads, {args.prompt_tokens} + {args.output_tokens} tokens a stream")
     for name, row in report.items():
-        print(
-            f"{name:<34} {row['tokens_per_s']:>8.1f} tok/s   seconds {row['min']:.2f} / {row['median']:.2f} / {row['max']:.2f}"
-        )
-    one, many = report["sluice, 1 stream"], report[f"sluice, {args.streams} streams"]
+        spread = f"{row['min']:.2f} / {row['median']:.2f} / {row['max']:.2f}"
+        print(f"{name:<26} {row['tokens_per_s']:>8.1f} tok/s   seconds min / median / max {spread}")
+    theirs, one, many = report.values()
+    print(f"one stream: {theirs['median'] / one['median']:.2f} times as fast as transformers")
     print(
-        f"one stream, transformers' time over Sluice's: {report['transformers, 1 stream']['median'] / one['median']:.2f}"
+        f"{args.streams} streams: {many['tokens_per_s'] / one['tokens_per_s']:.2f} times the throughput of one by one"
     )
-    print(f"{args.streams} streams, throughput over one by one:   {many['tokens_per_s'] / one['tokens_per_s']:.2f}")
 
 
 def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Rounds of transformers, one stream, all streams; the first round only warms up."""
     model = fetch_demo_model()
     prompts = prompts_for(model, args.streams, args.prompt_tokens)
-    times: dict[str, list[float]] = {
-        "transformers, 1 stream": [],
-        "sluice, 1 stream": [],
-        f"sluice, {args.streams} streams": [],
-    }
-    theirs, one, many = times.values()
+    theirs: list[float] = []
+    one: list[float] = []
+    many: list[float] = []
     reference = Transformers(model, args.dtype, args.threads)
     with serving(model, args.dtype, args.threads, args.port) as sluice:
         for number in range(args.rounds + 1):
@@ -155,10 +154,11 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
             one.append(sluice.seconds([prompt], args.output_tokens))
             many.append(sluice.seconds(prompts, args.output_tokens))
             print(f"round {number} of {args.rounds} done", file=sys.stderr)
-    tokens = {name: args.output_tokens for name in times} | {
-        f"sluice, {args.streams} streams": args.streams * args.output_tokens
+    return {
+        "transformers, 1 stream": _row(theirs[1:], args.output_tokens),
+        "sluice, 1 stream": _row(one[1:], args.output_tokens),
+        f"sluice, {args.streams} streams": _row(many[1:], args.output_tokens * args.streams),
     }
-    return {name: _row(seconds[1:], tokens[name]) for name, seconds in times.items()}
 
 
 def _row(seconds: list[float], tokens: int) -> dict[str, float]:

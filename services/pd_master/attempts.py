@@ -39,7 +39,16 @@ from services.pd_master.delivery import Choice, Fault
 from services.pd_master.effects import Cached, Deliver, Effect, End, Send
 from services.pd_master.inflight import Branch, Chooser, Inflight, MasterAttempt, Stage
 from services.pd_master.pending_load import PendingLoad
-from services.pd_master.recovery import BudgetDue, DeadlineDue, Due, Recovery, RedirectDue, RetryDue, overloaded
+from services.pd_master.recovery import (
+    MAX_ATTEMPTS,
+    BudgetDue,
+    DeadlineDue,
+    Due,
+    Recovery,
+    RedirectDue,
+    RetryDue,
+    overloaded,
+)
 from services.pd_master.timers import Timers
 
 _MISSES = 2
@@ -51,14 +60,13 @@ R17)."""
 class Attempts:
     """All requests of one master, and where they are."""
 
-    def __init__(self, chooser: Chooser, pending: PendingLoad) -> None:
+    def __init__(self, chooser: Chooser, pending: PendingLoad, max_attempts: int = MAX_ATTEMPTS) -> None:
         self._pending = pending
         self._effects: list[Effect] = []
         self._timers: Timers[Due] = Timers()
         self._index = AttemptIndex(pending)
-        self._recovery = Recovery(chooser, self._index, self._timers, self._emit)
+        self._recovery = Recovery(chooser, self._index, self._timers, self._emit, max_attempts)
         self._inflights: dict[str, Inflight] = {}
-        self._chooser = chooser
 
     def __len__(self) -> int:
         return len(self._inflights)

@@ -14,6 +14,7 @@ from services.pd_master.effects import Cached, Deliver, Effect, End, Send
 from services.pd_master.generation import ClientGeneration
 from services.pd_master.inflight import Pair
 from services.pd_master.pending_load import PendingLoad
+from services.pd_master.recovery import MAX_ATTEMPTS
 from services.pd_master.registry import Registry
 from services.pd_master.selector import Snapshot, choose, choose_decode
 
@@ -37,10 +38,16 @@ class PdDispatcher:
     """One per master process; all calls come from its event loop. `pending` is the registry's as well."""
 
     def __init__(
-        self, registry: Registry, pending: PendingLoad, *, client_buffer_bytes: int, client_stall_s: float
+        self,
+        registry: Registry,
+        pending: PendingLoad,
+        *,
+        client_buffer_bytes: int,
+        client_stall_s: float,
+        max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
         self._registry = registry
-        self._attempts = Attempts(SnapshotChooser(registry.snapshot), pending)
+        self._attempts = Attempts(SnapshotChooser(registry.snapshot), pending, max_attempts)
         self._client_buffer_bytes = client_buffer_bytes
         self._client_stall_s = client_stall_s
         self._generations: dict[str, ClientGeneration] = {}

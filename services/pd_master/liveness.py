@@ -1,12 +1,12 @@
 """When a worker counts as lost (DESIGN R12).
 
-    up --its stream breaks, or it is silent for `SILENCE_S`--> down --------------------------> lost
-     ^-------------------- hello of the same start -------------'  refused for REFUSED_S
-                                                                   or out of reach for UNREACHABLE_S
+    up --its stream breaks, or it is silent for half of the timeout--> down ----------------> lost
+     ^-------------------- hello of the same start ----------------------'  refused for REFUSED_S,
+                                                                            or out of reach for the other half
 
 A refused connection is the word of its host that nobody listens there any more. Out of reach may as well be this
 master's own network: if more than half the workers are, all at once, or this process itself did not run, nobody is
-declared lost yet. After `HOLD_S` that has no point any more: by then the workers have ended this master's attempts
+declared lost yet. A few seconds later that has no point any more: by then the workers have ended this master's attempts
 themselves (R7).
 
 Pure: the caller passes the time.
@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from services.common.messages import WorkerRef
 
-SILENCE_S = 3.0
-"""Workers say something each second."""
+WORKER_TIMEOUT_S = 5.0
+"""Default: a worker that has not been heard of for so long is lost."""
 REFUSED_S = 0.5
-UNREACHABLE_S = 4.0
-HOLD_S = 8.0
+_HOLD_EXTRA_S = 3.0
+"""Beyond the timeout workers have ended this master's attempts, after the silence that they bear (R7)."""
 LAG_S = 1.0
 """Between two ticks: this process stood still, and what it did not hear in that time says nothing."""
 
@@ -43,7 +43,9 @@ class Lost(NamedTuple):
 class Liveness:
     """Used by the registry."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker_timeout_s: float = WORKER_TIMEOUT_S) -> None:
+        self._unreachable_s = worker_timeout_s / 2
+        self._hold_s = worker_timeout_s + _HOLD_EXTRA_S
         self._workers: dict[WorkerRef, _Worker] = {}
         self._ticked_at: float | None = None
 
@@ -75,7 +77,7 @@ class Liveness:
         lost = [
             Lost(worker, one.is_refused)
             for worker, one in self._workers.items()
-            if one.down_since is not None and now - one.down_since >= _patience_s(one, hold=hold)
+            if one.down_since is not None and now - one.down_since >= self._patience_s(one, hold=hold)
         ]
         for one in lost:
             del self._workers[one.worker]
@@ -89,8 +91,7 @@ class Liveness:
                 if one.down_since is not None:
                     one.down_since += lag_s
 
-
-def _patience_s(worker: _Worker, *, hold: bool) -> float:
-    if worker.is_refused:
-        return REFUSED_S
-    return HOLD_S if hold else UNREACHABLE_S
+    def _patience_s(self, worker: _Worker, *, hold: bool) -> float:
+        if worker.is_refused:
+            return REFUSED_S
+        return self._hold_s if hold else self._unreachable_s

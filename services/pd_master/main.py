@@ -44,9 +44,13 @@ async def _run(config: GatewayConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     master = MasterRef(f"{socket.gethostname()}:{config.http_port}", new_incarnation())
     pending, metrics = PendingLoad(), GatewayMetrics()
-    registry = Registry(master, build_discovery(config, metrics.registry), pending)
+    registry = Registry(master, build_discovery(config, metrics.registry), pending, config.worker_timeout_s)
     dispatcher = PdDispatcher(
-        registry, pending, client_buffer_bytes=config.client_buffer_bytes, client_stall_s=config.client_stall_s
+        registry,
+        pending,
+        client_buffer_bytes=config.client_buffer_bytes,
+        client_stall_s=config.client_stall_s,
+        max_attempts=config.max_attempts,
     )
     fleet = Fleet(master, registry, dispatcher)
     front = Front(config, fleet, dispatcher, metrics)

@@ -21,7 +21,8 @@ PATIENCE_S = 5.0
 MAX_CRASHES = 2
 """A request that was in two engines when they crashed is not tried on a third (DESIGN R12)."""
 MAX_ATTEMPTS = 32
-"""Of one branch, whatever they ended from: beyond it something is wrong that another attempt does not mend."""
+"""Default bound of one branch's attempts and redirects, whatever they ended from: beyond it something is wrong that
+another one does not mend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,18 @@ class Recovery:
     """Part of `Attempts`: the only place where attempts begin and end."""
 
     def __init__(
-        self, chooser: Chooser, index: AttemptIndex, timers: Timers[Due], emit: Callable[[Effect], None]
+        self,
+        chooser: Chooser,
+        index: AttemptIndex,
+        timers: Timers[Due],
+        emit: Callable[[Effect], None],
+        max_attempts: int,
     ) -> None:
         self._chooser = chooser
         self._index = index
         self._timers = timers
         self._emit = emit
+        self._max_attempts = max_attempts
 
     # ---------------------------------------------------------------------------------------------------------- begin
 
@@ -93,8 +100,7 @@ class Recovery:
         """Another attempt for a branch that has none."""
         if branch.inflight.is_over or branch.current is not None:
             return
-        if branch.num_attempts >= MAX_ATTEMPTS:
-            self.fail(branch.inflight, WorkerFailedError(f"{MAX_ATTEMPTS} attempts failed"))
+        if self._is_worn_out(branch):
             return
         try:
             pair = self.choose(branch)
@@ -108,6 +114,12 @@ class Recovery:
                 self.fail(branch.inflight, error)
             return
         self.start(branch, pair, now)
+
+    def _is_worn_out(self, branch: Branch) -> bool:
+        if branch.num_attempts < self._max_attempts:
+            return False
+        self.fail(branch.inflight, WorkerFailedError(f"{self._max_attempts} attempts failed"))
+        return True
 
     def _has_patience(self, branch: Branch, now: float) -> bool:
         if branch.in_trouble_since is None:
@@ -169,8 +181,7 @@ class Recovery:
         except SluiceError:
             self._wait_for_decode(attempt, now, shed)
             return
-        if branch.num_attempts >= MAX_ATTEMPTS:
-            self.fail(branch.inflight, WorkerFailedError(f"{MAX_ATTEMPTS} attempts failed"))
+        if self._is_worn_out(branch):
             return
         self._move(attempt, Pair(attempt.pair.prefill, peer))
 

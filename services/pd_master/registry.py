@@ -33,7 +33,7 @@ from services.common.messages import (
 )
 from services.pd_master.catalog import Catalog
 from services.pd_master.discovery import Discovery
-from services.pd_master.liveness import Liveness
+from services.pd_master.liveness import WORKER_TIMEOUT_S, Liveness
 from services.pd_master.pending_load import PendingLoad
 from services.pd_master.selector import Snapshot, WorkerView
 from services.pd_master.worker_link import WorkerLink
@@ -77,6 +77,7 @@ class Registry:
         master: MasterRef,
         discovery: Discovery,
         pending: PendingLoad,
+        worker_timeout_s: float = WORKER_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.catalog = Catalog()
@@ -87,7 +88,8 @@ class Registry:
         self._handler: WorkHandler | None = None
         self._links: dict[str, asyncio.Task[None]] = {}
         self._workers: dict[WorkerRef, _Worker] = {}
-        self._liveness = Liveness()
+        self._liveness = Liveness(worker_timeout_s)
+        self._silence_s = worker_timeout_s / 2
         self._draw = random.Random()
 
     # ------------------------------------------------------------------------------------------------------ questions
@@ -143,7 +145,9 @@ class Registry:
     async def _follow_discovery(self, tasks: asyncio.TaskGroup) -> None:
         async for addresses in self._discovery.addresses():
             for address in addresses - self._links.keys():
-                self._links[address] = tasks.create_task(WorkerLink(address, self).run(), name=f"link {address}")
+                self._links[address] = tasks.create_task(
+                    WorkerLink(address, self, self._silence_s).run(), name=f"link {address}"
+                )
             for address in self._links.keys() - addresses:
                 self._links.pop(address).cancel()
 

@@ -18,7 +18,6 @@ from services.common import rpc
 from services.common.errors import SluiceError
 from services.common.messages import PROTOCOL, MasterHello, MasterMessage, WorkerHello, WorkerMessage, WorkerRef
 from services.common.wire import WireError, master_message_to_proto, worker_message_from_proto
-from services.pd_master.liveness import SILENCE_S
 from services.worker.outbox import Outbox
 from services.worker.session_errors import LeavingError
 from sluice.v1 import worker_pb2 as pb
@@ -57,12 +56,14 @@ class LinkHandler(Protocol):
 class WorkerLink:
     """Owned by the registry: `run` is a task for as long as discovery names the address."""
 
-    def __init__(self, address: str, handler: LinkHandler) -> None:
+    def __init__(self, address: str, handler: LinkHandler, silence_s: float) -> None:
         self.address = address
         self.worker: WorkerRef | None = None
         """Who was there last."""
         self.channel: grpc.aio.Channel | None = None
         self._handler = handler
+        self._silence_s = silence_s
+        """Workers say something each second; after so much silence the session is ended."""
         self._outbox: Outbox[MasterMessage] | None = None
 
     def say(self, message: MasterMessage) -> None:
@@ -108,7 +109,7 @@ class WorkerLink:
         self._handler.link_up(self, hello)
         try:
             while True:  # always drained, whatever clients do (DESIGN R15)
-                self._handler.link_said(hello.worker, await _read(incoming, SILENCE_S))
+                self._handler.link_said(hello.worker, await _read(incoming, self._silence_s))
         finally:
             self._outbox = None
             self._handler.link_down(self, hello.worker)

@@ -6,8 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.output_length import ALL, LengthConfig, OutputLengths, Sequences, levels, place_of
-from services.router.quantile_control import QuantileConfig, QuantileControl
-from services.router.survival import NEVER, SurvivalCurve
 
 
 def ints(*values: int) -> np.ndarray:
@@ -31,48 +29,6 @@ def learned(lengths: list[int], group: int = ALL, natural: bool = True, **config
         known.observe(length, now=0, group=group, natural=natural)
     known.refresh(ints(), ints(), now=0)
     return known
-
-
-def survival(length: list[int], ended: list[bool], entry: list[int] | None = None) -> SurvivalCurve:
-    return SurvivalCurve.of(ints(*length), ints(*(entry or [0] * len(length))), np.array(ended, dtype=np.bool_))
-
-
-def test_without_censoring_quantiles_are_those_of_the_sample() -> None:
-    curve = survival(list(range(1, 101)), [True] * 100)
-    levels_asked = np.array([0.1, 0.5, 0.9, 0.99])
-    assert curve.quantile(levels_asked, ints(0, 0, 0, 0))[0].tolist() == [10, 50, 90, 99]
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(0, 49), st.floats(0.05, 0.95))
-def test_conditioned_quantile_equals_that_of_the_longer_outputs_alone(
-    lengths: list[int], produced: int, level: float
-) -> None:
-    curve = survival(lengths, [True] * len(lengths))
-    longer = sorted(length for length in lengths if length > produced)
-    if not longer:
-        assert curve.quantile(np.array([level]), ints(produced))[1].tolist() == [0]
-        return
-    found = int(curve.quantile(np.array([level]), ints(produced))[0][0])
-    below = sum(length < found for length in longer) / len(longer)
-    up_to = sum(length <= found for length in longer) / len(longer)
-    assert found in longer
-    assert below <= level + 1e-9
-    assert up_to >= level - 1e-9
-
-
-def test_kaplan_meier_by_hand() -> None:
-    # Of 5, one ends at 2, one is cut at 3, one ends at 4, two run on at 6: S(2) = 4/5, S(4) = 4/5 * 2/3.
-    curve = survival([2, 3, 4, 6, 6], [True, False, True, False, False])
-    assert curve.lengths.tolist() == [2, 4]
-    assert curve.passing.tolist() == [5, 3, 0]
-    assert curve.survival.tolist() == pytest.approx([1, 0.8, 0.8 * 2 / 3])
-    assert curve.quantile(np.array([0.9]), ints(0))[0].tolist() == [NEVER]
-
-
-def test_those_under_way_when_the_period_began_count_only_from_there() -> None:
-    # The second was at 10 already: it was never at risk of ending at 5.
-    curve = survival([5, 20], [True, True], entry=[0, 10])
-    assert curve.passing.tolist() == [1, 1, 0]
 
 
 def test_running_sequences_keep_lengths_from_being_taken_short() -> None:
@@ -186,29 +142,3 @@ def test_spread_levels_do_not_make_all_sequences_end_together() -> None:
     left = known.remaining(asked, 0.5)
     assert np.mean(left) == pytest.approx(300, rel=0.15)
     assert np.std(left) == pytest.approx(300, rel=0.2)
-
-
-def test_level_rests_where_preemptions_meet_the_target() -> None:
-    control = QuantileControl(QuantileConfig(target=0.05))
-    rng = np.random.default_rng(1)
-    seen = []
-    for _ in range(20_000):
-        control.observe(preempted=bool(rng.random() < max(0.0, 0.8 - control.level)))  # 5% at level 0.75
-        seen.append(control.level)
-    assert np.mean(seen[5000:]) == pytest.approx(0.75, abs=0.02)
-
-
-def test_level_stays_within_its_bounds() -> None:
-    control = QuantileControl(QuantileConfig(floor=0.5, ceiling=0.9))
-    for _ in range(200):
-        control.observe(preempted=True)
-    assert control.level == 0.9
-    for _ in range(20_000):
-        control.observe(preempted=False)
-    assert control.level == 0.5
-
-
-@pytest.mark.parametrize("bad", [{"floor": 0.9, "start": 0.5}, {"ceiling": 1.0}, {"target": 0.0}, {"gain": 2.0}])
-def test_bad_quantile_bounds_are_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="quantile"):
-        QuantileConfig(**bad)

@@ -1,7 +1,5 @@
 """The Router step by step: what it is told, what it proposes, what it gives up, and its loop."""
 
-import asyncio
-import contextlib
 from dataclasses import replace
 
 import pytest
@@ -240,43 +238,3 @@ def test_ratios_say_how_full_and_how_wanted_the_pool_is() -> None:
     assert load.admitted_peak_ratio == pytest.approx(0.998)
     assert load.demand_ratio == pytest.approx(1.996)
     assert (load.num_running, load.num_waiting) == (2, 2)
-
-
-# ------------------------------------------------------------------------------------------------------------- the loop
-
-
-async def test_run_proposes_as_soon_as_something_happens() -> None:
-    proposed: asyncio.Queue[object] = asyncio.Queue()
-    router = Router(CONFIG, Outlets(lambda one: proposed.put_nowait(one.key), lambda *_: None, lambda _: None))
-    loop = asyncio.create_task(router.run())
-    try:
-        async with asyncio.timeout(5):
-            router.enqueue(work("a", 600))
-            assert await proposed.get() == "a"
-            router.enqueue(work("b", 600))
-            router.tell(events.Admitted("a", 600))
-            router.tell(events.Gone("a"))
-            assert await proposed.get() == "b"
-            router.tell(events.Deferred("b"))
-            assert await proposed.get() == "b"  # again, though the engine says nothing more
-    finally:
-        loop.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await loop
-
-
-async def test_run_gives_up_at_the_deadline_with_nothing_else_happening() -> None:
-    given_up: asyncio.Queue[object] = asyncio.Queue()
-    router = Router(CONFIG, Outlets(lambda _: None, lambda one, _: given_up.put_nowait(one.key), lambda _: None))
-    loop = asyncio.create_task(router.run())
-    try:
-        async with asyncio.timeout(5):
-            router.enqueue(work("in", 900, WorkKind.RESERVATION, max_new_tokens=50))
-            await asyncio.sleep(0)
-            soon = asyncio.get_running_loop().time() + 0.05
-            router.enqueue(work("late", 900, WorkKind.RESERVATION, max_new_tokens=50, queue_deadline_s=soon))
-            assert await given_up.get() == "late"
-    finally:
-        loop.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await loop

@@ -1,6 +1,5 @@
 """The admission plan and the refusals, rule by rule."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.errors import ContextLengthError, OverloadedError
 from services.router.peak_memory import Joiners, PeakCurve, peak_tokens
-from services.router.scheduler import Plan, PoolView, hopeless, plan, refusal, retry_after_s
+from services.router.scheduler import Plan, PoolView, plan
 from services.router.waiting import WaitingQueue
 from services.router.work import QueuedWork, RouterConfig, WorkKind
 
@@ -202,56 +200,7 @@ def test_plan_equals_the_rule_applied_one_by_one(
     assert decided.admit == expected
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("prompt", "max_new", "choices", "kind", "fits"),
-    [
-        (899, 100, 1, LOCAL, True),
-        (900, 100, 1, LOCAL, False),
-        (700, 100, 3, RESERVATION, False),
-        (999, 100, 1, PREFILL, True),
-        (1000, 1, 1, PREFILL, False),
-    ],
-)
-def test_what_an_idle_worker_could_not_run_is_refused(
-    prompt: int, max_new: int, choices: int, kind: WorkKind, fits: bool
-) -> None:
-    asked = work("a", prompt, kind, max_new_tokens=max_new, num_choices=choices)
-    error = refusal(asked, CONFIG, num_waiting=0, predicted_wait_s=0, now_s=0)
-    assert (error is None) == fits
-    if not fits:
-        assert isinstance(error, ContextLengthError)
-        assert error.param == "max_new_tokens"
-
-
-def test_a_full_queue_is_refused_with_retry_after() -> None:
-    error = refusal(work("a"), CONFIG, num_waiting=CONFIG.max_waiting, predicted_wait_s=7.2, now_s=0)
-    assert isinstance(error, OverloadedError)
-    assert error.retry_after_s == 8
-
-
-@pytest.mark.parametrize(("deadline_s", "refused"), [(math.inf, False), (131.0, False), (129.0, True), (99.0, True)])
-def test_what_cannot_be_let_in_by_its_deadline_is_refused_at_once(deadline_s: float, refused: bool) -> None:
-    asked = work("a", queue_deadline_s=deadline_s)
-    error = refusal(asked, CONFIG, num_waiting=5, predicted_wait_s=30.0, now_s=100.0)
-    assert isinstance(error, OverloadedError) == refused
-
-
-def test_a_preempted_sequence_is_never_refused() -> None:
-    asked = work("a", kind=RESUMED, queue_deadline_s=1.0)
-    assert refusal(asked, CONFIG, num_waiting=10_000, predicted_wait_s=99.0, now_s=50.0) is None
-
-
-def test_hopeless_are_those_that_would_miss_even_half_the_predicted_wait() -> None:
-    waits_s, deadline_s = np.array([10.0, 30.0, 10.0]), np.array([106.0, 106.0, math.inf])
-    assert hopeless(waits_s, deadline_s, now_s=100.0, confidence=0.5) == [1]
-
-
-@pytest.mark.parametrize(("wait_s", "expected"), [(0.0, 1), (2.1, 3), (1e9, 60)])
-def test_retry_after_is_whole_seconds_within_bounds(wait_s: float, expected: int) -> None:
-    assert retry_after_s(wait_s) == expected
+# --------------------------------------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(

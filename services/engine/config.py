@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 Role = Literal["prefill", "decode", "mixed"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class ConfigError(Exception):
@@ -26,7 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     load_format: Literal["auto", "safetensors", "gguf", "random"] = "auto"
     """`random` needs only config.json; for benchmarks."""
     random_seed: int = 0
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     """Of weights, activations and KV. `auto` takes the checkpoint's."""
     backend: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: int | None = None

@@ -56,10 +56,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     rows = Rows(config.max_running_requests, max_context, padding_slot=num_slots)
     rope = rope_tables(model.rope, model.head_dim, max_context, dtype)
     heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
+    backend = make_backend(device, pool, rows, heads, rope)
+    with torch.inference_mode():
+        decoder = backend.adopt(decoder)
     loaded = LoadedModel(
         config=model,
         decoder=decoder,
-        backend=make_backend(device, pool, rows, heads, rope),
+        backend=backend,
         rows=rows,
         num_slots=num_slots,
         max_context_tokens=max_context,

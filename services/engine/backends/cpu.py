@@ -4,7 +4,7 @@ Launching is synchronous. A row whose slots form one run is attended through a v
 gather of its slots; both cost the same at small contexts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.engine.arrays import Ints
+from services.engine.backends import cpu_linear
 from services.engine.backends.interface import Heads, QkNorm
 from services.engine.batch import Batch
+from services.engine.models.layers import Decoder, Linear
 from services.engine.transfer import layout
 
 
@@ -52,6 +54,22 @@ class CpuBackend:
         self._cos, self._sin = rope
         self._next_ids = torch.zeros(slot_table.shape[0] + 1, dtype=torch.int64)
         self._step: _Step | None = None
+
+    def adopt(self, decoder: Decoder) -> Decoder:
+        """See Backend: every product's weight is packed; the embedding stays as it is, even where the head is tied."""
+
+        def packed(part: Linear) -> Linear:
+            return Linear(cpu_linear.pack(part.weight), part.bias)
+
+        blocks = [
+            replace(
+                block,
+                attention=replace(block.attention, qkv=packed(block.attention.qkv), out=packed(block.attention.out)),
+                mlp=replace(block.mlp, gate_up=packed(block.mlp.gate_up), down=packed(block.mlp.down)),
+            )
+            for block in decoder.blocks
+        ]
+        return replace(decoder, blocks=blocks, head=cpu_linear.pack(decoder.head))
 
     def prepare(self, batch: Batch) -> Tensor:
         """See Backend."""
@@ -109,11 +127,11 @@ class CpuBackend:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Ops."""
-        return functional.linear(x, weight, bias)
+        return cpu_linear.linear(x, weight, bias)
 
     def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Ops."""
-        gate, up = functional.linear(x, weight, bias).chunk(2, dim=-1)
+        gate, up = cpu_linear.linear(x, weight, bias).chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from services.engine.arrays import Ints
 from services.engine.batch import Batch
+from services.engine.models.layers import Decoder
 from services.engine.ops import Ops, QkNorm
 
 __all__ = ["Backend", "Copy", "Heads", "Ops", "QkNorm"]
@@ -36,6 +37,10 @@ class Backend(Ops, Protocol):
     pipeline_depth: int
     pool: Tensor
     """[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]; heads of K come first, then V."""
+
+    def adopt(self, decoder: Decoder) -> Decoder:
+        """Called once after loading: the decoder with weights in the layout that this backend computes fastest."""
+        ...
 
     def prepare(self, batch: Batch) -> Tensor:
         """Take the step's positions and slots; return its input ids [num_tokens] on the device."""

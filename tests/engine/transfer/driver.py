@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 from services.common.ipc import AttemptKey
 from services.engine.transfer.config import TransferConfig
-from services.engine.transfer.events import PeerAddress, SenderEvent
+from services.engine.transfer.events import PeerAddress, PeerProven, SenderEvent
 from services.engine.transfer.page_memory import HostMemory, pattern
 from services.engine.transfer.pages import PagePool
 from services.engine.transfer.sender import KvSender
@@ -145,6 +146,20 @@ class Sender:
             assert time.monotonic() < deadline, self.pool.counts()
             select.select([self.transfer.wake_fd], [], [], 0.02)
             self.events += self.transfer.poll()
+
+
+def connected(receiver: Peer, **changes: Any) -> Sender:
+    """A Sender whose pair with the receiver is proven."""
+    sender = Sender(**changes)
+    sender.transfer.connect(receiver.address)
+    sender.wait_for(PeerProven)
+    return sender
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @contextmanager

@@ -1,0 +1,98 @@
+# Two images: `gateway` (pd_master: no torch, no CUDA) and `worker` (engine, Triton, UCX). Both run as user 10001 on a
+# read-only root.
+#
+#   docker build --target gateway -t sluice/gateway:0.1.0 .
+#   docker build --target worker  -t sluice/worker:0.1.0 .
+#
+# Bases are arguments; any Debian or Ubuntu does. A worker's driver libraries come from the node (NVIDIA's container
+# runtime), CUDA's from torch's wheels.
+ARG GATEWAY_BASE=docker.io/library/debian:bookworm-slim
+ARG WORKER_BASE=docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04
+# Has nvcc's headers; only used with UCX=source.
+ARG UCX_BUILD_BASE=docker.io/nvidia/cuda:12.9.1-devel-ubuntu24.04
+
+# ---------------------------------------------------------------------------------------------------------------- code
+# Sluice itself, the same in both images and a layer of its own: a new version moves a megabyte.
+FROM ${GATEWAY_BASE} AS code
+RUN command -v python3 >/dev/null && python3 -c 'import ensurepip, venv' || \
+    { apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates; }
+WORKDIR /src
+COPY requirements-dev.txt ./
+RUN python3 -m venv /opt/build && /opt/build/bin/python -m pip install --no-cache-dir --no-compile \
+        "$(grep '^grpcio-tools==' requirements-dev.txt)" "$(grep '^setuptools==' requirements-dev.txt)"
+COPY proto proto
+RUN mkdir -p /app/bin && /opt/build/bin/python -m grpc_tools.protoc -Iproto --python_out=/app --grpc_python_out=/app \
+        proto/sluice/v1/*.proto && touch /app/sluice/__init__.py /app/sluice/v1/__init__.py && \
+    printf '#!/usr/bin/env python3\nimport sys\nfrom services.cli.main import main\nsys.exit(main())\n' >/app/bin/sluice && \
+    chmod 755 /app/bin/sluice
+COPY services /app/services
+COPY kernels /app/kernels
+
+# ------------------------------------------------------------------------------------------------------------- gateway
+FROM ${GATEWAY_BASE} AS gateway-build
+RUN command -v python3 >/dev/null && python3 -c 'import ensurepip, venv' || \
+    { apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates; }
+WORKDIR /src
+COPY requirements-*.txt ./
+RUN python3 -m venv /opt/sluice && \
+    /opt/sluice/bin/python -m pip install --no-cache-dir --no-compile -r requirements-gateway.txt && \
+    rm -rf /opt/sluice/lib/python3.*/site-packages/pip* /opt/sluice/lib/python3.*/site-packages/setuptools*
+
+FROM ${GATEWAY_BASE} AS gateway
+RUN command -v python3 >/dev/null || \
+    { apt-get update && apt-get install -y --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*; }
+COPY --from=gateway-build /opt/sluice /opt/sluice
+COPY --from=code /app /app
+ENV PATH=/app/bin:/opt/sluice/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH=/app \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+USER 10001:10001
+EXPOSE 8000 8001
+ENTRYPOINT ["sluice"]
+CMD ["pd-master"]
+
+# -------------------------------------------------------------------------------------------------- UCX with RDMA
+# PyPI's libucx wheel has shared memory, TCP and CUDA, but no verbs: --build-arg UCX=source builds UCX with them.
+FROM ${UCX_BUILD_BASE} AS ucx-build
+ARG UCX=wheel
+ARG UCX_URL=https://github.com/openucx/ucx/releases/download/v1.19.0/ucx-1.19.0.tar.gz
+RUN mkdir -p /opt/ucx && if [ "$UCX" = source ]; then \
+        apt-get update && apt-get install -y --no-install-recommends build-essential ca-certificates curl \
+            libibverbs-dev librdmacm-dev libnuma-dev && \
+        curl -fsSL "$UCX_URL" | tar xz -C /tmp --strip-components=1 --one-top-level=ucx && cd /tmp/ucx && \
+        ./contrib/configure-release --prefix=/opt/ucx --enable-mt --with-verbs --with-rdmacm --with-cuda=/usr/local/cuda && \
+        make -j "$(nproc)" install && rm -rf /tmp/ucx /opt/ucx/include /opt/ucx/share /opt/ucx/lib/*.a; \
+    fi
+
+# -------------------------------------------------------------------------------------------------------------- worker
+FROM ${WORKER_BASE} AS worker-build
+# A torch other than requirements-cpu.txt's, such as torch==2.13.0+cpu for nodes without a GPU.
+ARG TORCH=
+RUN command -v python3 >/dev/null && python3 -c 'import ensurepip, venv' || \
+    { apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates; }
+WORKDIR /src
+COPY requirements-*.txt ./
+# Headers, static libraries and tests of packages are half of what pip brings; nobody here compiles against them.
+RUN python3 -m venv /opt/sluice && pip="/opt/sluice/bin/python -m pip install --no-cache-dir --no-compile" && \
+    { [ -z "$TORCH" ] || $pip "$TORCH"; } && $pip -r requirements-worker.txt && \
+    cd /opt/sluice/lib/python3.*/site-packages && \
+    rm -rf pip* setuptools* torch/include torch/test torch/bin torch/share */include/rmm && find . -name '*.a' -delete
+
+FROM ${WORKER_BASE} AS worker
+# gcc and Python's headers: Triton compiles a launcher for each kernel. ibverbs: UCX's RDMA.
+ARG WORKER_PACKAGES="gcc libc6-dev python3-dev libibverbs1 ibverbs-providers librdmacm1 libnuma1 libgomp1"
+RUN command -v python3 >/dev/null || WORKER_PACKAGES="python3 $WORKER_PACKAGES"; \
+    if [ -n "$WORKER_PACKAGES" ]; then \
+        apt-get update && apt-get install -y --no-install-recommends $WORKER_PACKAGES && rm -rf /var/lib/apt/lists/*; fi
+COPY --from=worker-build /opt/sluice /opt/sluice
+COPY --from=ucx-build /opt/ucx /opt/ucx
+COPY --from=code /app /app
+# A UCX in /opt/ucx, where there is one, goes before the wheel's.
+ENV PATH=/app/bin:/opt/sluice/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH=/app \
+    LD_LIBRARY_PATH=/opt/ucx/lib RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    TRITON_CACHE_DIR=/cache/triton \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+USER 10001:10001
+EXPOSE 9000 9001
+ENTRYPOINT ["sluice"]
+CMD ["--help"]

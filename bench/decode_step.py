@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from bench import ceilings
 from bench.llama_shape import HEADS, LAYERS, VOCAB, contexts, random_decoder, random_pool, rope_tables
 from bench.timing import captured, replay_ms
 from kernels.argmax import ArgmaxScratch, argmax
@@ -81,13 +82,14 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device("cuda")
     torch.manual_seed(0)
+    print(ceilings.measure(device))
     decoder, rope = random_decoder(device), rope_tables(device)
     results = []
     for (rows, context), bar in BARS_MS.items():
         if rows not in args.rows:
             continue
         pool = random_pool(contexts([context] * rows, device, scattered=False).num_slots, device)
-        recipe = recipe_for(rows)
+        recipe = recipe_for(rows, HEADS.num_kv_heads, torch.bfloat16, hopper=True)
         cublas = replace(recipe, qkv=None, out=None, gate_up=None, down=None, head=None)
         first = None
         for name, variant in (("", recipe), ("other launch", replace(recipe, pdl=not recipe.pdl)), ("cuBLAS", cublas),

@@ -47,7 +47,7 @@ def variants(rows: int, base: DecodeRecipe, field: str) -> Iterator[DecodeRecipe
     group = 16 if rows <= 16 else 64
     if field == "attention":
         for block, stages, warps, target in ATTENTION:
-            yield replace(base, attention=AttentionTuning(stages, warps, 8), block_tokens=block, target_items=target)
+            yield replace(base, attention=AttentionTuning(stages, warps, 8), block_tokens=block, target_items=target, min_split_blocks=1)
         return
     for shape in SHAPES[group][field]:
         yield replace(base, **{field: shape})
@@ -76,7 +76,7 @@ def main() -> None:
     fields = ["out", "down", "qkv", "gate_up", "attention"]
     todo = []
     for rows in args.rows:
-        base = replace(recipe_for(rows), pdl=True)
+        base = recipe_for(rows, HEADS.num_kv_heads, torch.bfloat16, hopper=True)
         todo += [(rows, v) for field in fields for v in variants(rows, base, field)]
     compile_all(compile_step, todo)
     device = torch.device("cuda")
@@ -84,7 +84,7 @@ def main() -> None:
     decoder, rope = random_decoder(device), rope_tables(device)
     for rows in args.rows:
         pool = random_pool(contexts([1024] * rows, device, scattered=False).num_slots, device)
-        best = replace(recipe_for(rows), pdl=True)
+        best = recipe_for(rows, HEADS.num_kv_heads, torch.bfloat16, hopper=True)
         for field in fields:
             results = []
             for recipe in variants(rows, best, field):

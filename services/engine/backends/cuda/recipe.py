@@ -1,11 +1,13 @@
 """Which kernel computes which product of a decode step, and how it is cut up, by the number of rows.
 
-The entries were chosen by measurement on an H200 (`docs/performance.md`); None means cuBLAS.
+The entries were chosen by measurement on an H200 (`docs/performance.md`, `bench/tune_step.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from kernels.decode_attention import AttentionTuning
 from kernels.skinny_gemm import GemmShape
@@ -31,28 +33,64 @@ class DecodeRecipe:
     pdl: bool = True
 
 
-def recipe_for(rows: int) -> DecodeRecipe:
-    """Return the measured choice for a step of `rows` rows."""
-    if rows <= 16:
-        return DecodeRecipe(
-            qkv=GemmShape(64, 16, 128, 1, 6, 4),
-            out=GemmShape(32, 16, 256, 1, 5, 4),
-            gate_up=GemmShape(64, 16, 128, 1, 4 if rows == 1 else 3, 4),
-            down=GemmShape(64, 16, 128, 2, 6, 4),
-            head=None,
-            attention=AttentionTuning(3, 4, 8),
-            block_tokens=64,
-            target_items=8,
-        )
+_PLAIN = DecodeRecipe(None, None, None, None, None)
+_CTAS = 264
+"""Programs of decode attention that a card of 132 multiprocessors holds at once, at two each."""
+
+
+def recipe_for(rows: int, num_kv_heads: int, dtype: torch.dtype, *, hopper: bool) -> DecodeRecipe:
+    """Return the measured choice for a step of `rows` rows.
+
+    float32 goes through cuBLAS: the small-batch products are tensor-core kernels. Without Hopper's copy engine the
+    portable product takes the place of the streamed one.
+    """
+    recipe = _attention(_PLAIN, rows, num_kv_heads)
+    if dtype == torch.float32 or rows > 64:
+        return recipe
+    block_b = max(16, 1 << (rows - 1).bit_length())
+    return _products(recipe, block_b) if hopper else _portable(recipe, block_b)
+
+
+def _attention(recipe: DecodeRecipe, rows: int, num_kv_heads: int) -> DecodeRecipe:
+    """Cut contexts so that the card is full, but never finer than what a merge costs (about 2 us) is worth."""
+    one_wave = -(-_CTAS // num_kv_heads)
+    if rows < 16:
+        return replace(recipe, attention=AttentionTuning(3, 4, 8), block_tokens=64, target_items=one_wave,
+                       min_split_blocks=max(2, rows))  # fmt: skip
+    if rows <= 32:
+        return replace(recipe, attention=AttentionTuning(3, 4, 8), block_tokens=128, target_items=one_wave,
+                       min_split_blocks=8)  # fmt: skip
     if rows <= 64:
-        return DecodeRecipe(
-            qkv=GemmShape(64, 64, 128, 1, 4, 4),
-            out=GemmShape(64, 64, 128, 2, 4, 4),
-            gate_up=GemmShape(64, 64, 64, 1, 5, 4),
-            down=GemmShape(64, 64, 128, 2, 6, 4),
-            head=None,
-            attention=AttentionTuning(4, 4, 8),
-            block_tokens=32,
-            target_items=32,
+        return replace(recipe, attention=AttentionTuning(4, 4, 8), block_tokens=32, target_items=4 * one_wave,
+                       min_split_blocks=32)  # fmt: skip
+    return replace(recipe, attention=AttentionTuning(3, 4, 8), block_tokens=64, target_items=8 * one_wave,
+                   min_split_blocks=16)  # fmt: skip
+
+
+def _products(recipe: DecodeRecipe, block_b: int) -> DecodeRecipe:
+    if block_b <= 16:
+        return replace(
+            recipe,
+            qkv=StreamShape(64, block_b, 128, 1, 8),
+            out=StreamShape(64, block_b, 128, 2, 5),
+            gate_up=StreamShape(64, block_b, 128, 1, 3),
+            down=GemmShape(64, block_b, 128, 2, 6),
         )
-    return DecodeRecipe(None, None, None, None, None, AttentionTuning(3, 4, 8), 64, 256)
+    return replace(
+        recipe,
+        qkv=GemmShape(64, block_b, 128, 1, 4),
+        out=GemmShape(64, block_b, 128, 2, 4),
+        gate_up=StreamShape(128, block_b, 64, 1, 3),
+        down=GemmShape(64, block_b, 128, 2, 4),
+    )
+
+
+def _portable(recipe: DecodeRecipe, block_b: int) -> DecodeRecipe:
+    deep = block_b <= 16
+    return replace(
+        recipe,
+        qkv=GemmShape(64, block_b, 128, 1, 6 if deep else 4),
+        out=GemmShape(64, block_b, 128, 2, 6 if deep else 4),
+        gate_up=GemmShape(64, block_b, 128 if deep else 64, 1, 3 if deep else 5),
+        down=GemmShape(64, block_b, 128, 2, 6 if deep else 4),
+    )

@@ -80,7 +80,9 @@ class DecodePeers:
         for worker_id, peer in wanted.items():
             if worker_id not in self._pairs:
                 link = PeerLink(peer, self._own, self)
-                self._pairs[worker_id] = _Pair(link, asyncio.create_task(link.run()))
+                task = asyncio.create_task(link.run())
+                self._service.watch(task)
+                self._pairs[worker_id] = _Pair(link, task)
 
     def proven(self) -> list[ProvenPair]:
         """Pairs with a session and a proven transfer."""

@@ -44,6 +44,10 @@ LIVENESS_PATIENCE = 3.0
 """Times `engine_stall_s` until a wedged engine has the process restarted: later than it makes the worker unready."""
 
 
+class WorkerBrokenError(RuntimeError):
+    """The protocol core or a background task failed."""
+
+
 class Worker:
     """One worker. `run` is its whole life; `stop` begins its end from any state. Raises ConfigError."""
 
@@ -60,7 +64,7 @@ class Worker:
         self._parts: Parts | None = None
         self._listeners: list[Callable[[ipc.Event], None]] = []
         self.jobs: Jobs | None = None
-        self._service: WorkerService | None = None
+        self.service: WorkerService | None = None
         self.identity = identify(config, self._bind())
         self.engine = EngineClient(engine_config(config, self.identity), command=engine_command)
         self.status = Status(self.engine, self._metrics, stall_s=config.engine_stall_s, max_queue=config.max_queue)
@@ -140,10 +144,19 @@ class Worker:
             await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
             self.serving.set()
             log.info("serving on %s, http port %d", self.identity.grpc_address, self.http_port)
-            await stopping
+            await self._until_told(service, stopping)
             await self._drain(service, jobs)
             for task in background:
                 task.cancel()
+
+    async def _until_told(self, service: WorkerService, stopping: "asyncio.Task[bool]") -> None:
+        broken = asyncio.create_task(service.broken.wait())
+        try:
+            await asyncio.wait({stopping, broken}, return_when=asyncio.FIRST_COMPLETED)
+            if broken.done():
+                raise WorkerBrokenError("the worker's state cannot be trusted any more; the cause stands above")
+        finally:
+            broken.cancel()
 
     async def _set_up(self, ready: EngineReady) -> tuple[WorkerService, Jobs]:
         config, group = self._config, group_name(ready.model_fingerprint, ready.layout, ready.transfer_protocol)
@@ -163,7 +176,7 @@ class Worker:
         )
         parts = self._build(context)
         service.core, service.peers, service.jobs = parts.core, parts.peers, jobs
-        self._parts, self.jobs, self._service, self.status.router = parts, jobs, service, jobs.router
+        self._parts, self.jobs, self.service, self.status.router = parts, jobs, service, jobs.router
         self.status.sample()
         self._add_services(WorkerServicer(service, folder))
         return service, jobs
@@ -192,8 +205,8 @@ class Worker:
             log.warning("%d jobs are given up after %.0f s of draining", len(jobs), self._config.drain_s)
 
     async def _end(self, engine: "asyncio.Task[None]") -> None:
-        if self._service is not None:
-            self._service.close_sessions()
+        if self.service is not None:
+            self.service.close_sessions()
         if self._parts is not None:
             self._parts.close()
         await self._server.stop(CLOSE_GRACE_S)

@@ -1,5 +1,6 @@
 """Who this worker is to others: its name, this start of it, and where it is reached."""
 
+import hashlib
 import socket
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ from services.common.config import WorkerConfig, split_address
 from services.common.identity import new_incarnation
 from services.common.messages import WorkerRef
 
+MAX_ID_BYTES = 64
 _ANY_ADDRESS = {"0.0.0.0", "::", ""}
 
 
@@ -27,7 +29,15 @@ def identify(config: WorkerConfig, grpc_port: int) -> WorkerIdentity:
     else:
         host, port = (_own_address() if config.host in _ANY_ADDRESS else config.host), grpc_port
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return WorkerIdentity(WorkerRef(f"{config.role}-{address}", new_incarnation()), host, address)
+    return WorkerIdentity(WorkerRef(_bounded(f"{config.role}-{address}"), new_incarnation()), host, address)
+
+
+def _bounded(name: str) -> str:
+    """The name, or where it is longer than the KV transfer can carry, its beginning and a digest."""
+    if len(name.encode()) <= MAX_ID_BYTES:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return f"{name.encode()[: MAX_ID_BYTES - 17].decode(errors='ignore')}-{digest}"
 
 
 def _own_address() -> str:

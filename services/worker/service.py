@@ -125,6 +125,8 @@ class WorkerService:
         self._sessions: dict[MasterRef, tuple[int, MasterSession]] = {}
         self._inputs: deque[Callable[[float], list[fx.Effect]]] = deque()
         self._busy = False
+        self.broken = asyncio.Event()
+        """Set when the core or a background task failed: the process must end, since what it holds can be wrong."""
         self.drained = asyncio.Event()
         """Set while draining, once nothing is left: no job here, no attempt that a present master still wants."""
 
@@ -138,10 +140,22 @@ class WorkerService:
             while self._inputs:
                 for effect in self._inputs.popleft()(time.monotonic()):
                     self._apply(effect)
-        finally:
             self._busy = False
+        finally:
+            if self._busy:  # it raised: whoever handed in has the traceback
+                self.broken.set()
         if self._status.draining and self._is_idle():
             self.drained.set()
+
+    def watch(self, task: "asyncio.Task[None]") -> None:
+        """Have a background task's failure end the process."""
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a background task failed", exc_info=error)
+            self.broken.set()
 
     def _is_idle(self) -> bool:
         return not len(self.jobs) and not any(self.core.held(master) for master in self._sessions)

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.common import rpc
 from services.common.messages import Joined, Placed, PlacementRefused, RefusalReason, Refused
+from services.worker.app import WorkerBrokenError
 from services.worker.engine_client import EngineLostError
 from tests.fakes.master import make_request, master
 from tests.fakes.tokens import fake_output
@@ -109,6 +110,22 @@ async def test_a_broken_engine_ends_the_worker_and_its_streams() -> None:
             await asyncio.wait_for(one.task, 10)
         await m.until(lambda: m.links[one.address].error is not None)
         assert one.worker.status.problem() is not None
+
+
+async def test_a_failing_core_ends_the_worker() -> None:
+    one = await RunningWorker("decode").serving()
+    async with master(one.address) as m:
+
+        def fail(*_: object) -> list[object]:
+            raise AssertionError("an invariant does not hold")
+
+        assert one.worker.service is not None
+        one.worker.service.core.from_master = fail  # type: ignore[method-assign,assignment]
+        m.reconcile()
+        with pytest.raises(ExceptionGroup, match="unhandled errors") as caught:
+            await asyncio.wait_for(one.task, 10)
+        assert caught.group_contains(WorkerBrokenError)
+        await m.until(lambda: m.links[one.address].error is not None)
 
 
 async def test_grpc_health_and_reflection_name_the_services() -> None:

@@ -21,7 +21,9 @@ class AttemptIndex:
     def find(self, key: AttemptKey, worker: WorkerRef) -> MasterAttempt | None:
         """The attempt of this name, if this worker has to do with it."""
         attempt = self._by_key.get(key)
-        return attempt if attempt is not None and worker in {attempt.pair.prefill, attempt.decode} else None
+        if attempt is None or (worker != attempt.decode and worker != attempt.pair.prefill):
+            return None
+        return attempt
 
     def on(self, worker: WorkerRef) -> dict[AttemptKey, MasterAttempt]:
         """What this worker should hold, or will soon."""

@@ -107,12 +107,11 @@ class Attempts:
     def worker_lost(self, worker: WorkerRef, now: float, *, crashed: bool) -> list[Effect]:
         """This start of a worker is gone, or has forgotten this master's attempts."""
         for attempt in list(self._index.on(worker).values()):
-            was_inside = attempt.stage >= (Stage.PREFILLING if worker == attempt.pair.prefill else Stage.JOINED)
-            if worker == attempt.pair.prefill or was_inside:
-                crash = worker.incarnation if crashed and was_inside and not self._is_beyond(attempt, worker) else None
-                self._recovery.lost(attempt, now, exclude=worker, crash=crash)
-            else:
+            if worker == attempt.decode and attempt.stage < Stage.JOINED:
                 self._decode_lost(attempt, worker, now)
+            else:
+                crash = worker if crashed and _was_inside(attempt, worker) else None
+                self._recovery.lost(attempt, now, exclude=worker, crash=crash)
         return self._take()
 
     def from_worker(self, worker: WorkerRef, message: WorkerMessage, now: float) -> list[Effect]:
@@ -231,11 +230,6 @@ class Attempts:
         else:
             self._recovery.lost(attempt, now, exclude=worker)
 
-    @staticmethod
-    def _is_beyond(attempt: MasterAttempt, worker: WorkerRef) -> bool:
-        """Whether the attempt has left this worker's engine already."""
-        return worker == attempt.pair.prefill and attempt.stage is Stage.JOINED
-
     # ----------------------------------------------------------------------------------------------------- heartbeats
 
     def _heartbeat(self, worker: WorkerRef, heartbeat: Heartbeat, now: float) -> None:
@@ -332,3 +326,10 @@ class Attempts:
         effects = self._effects[:]
         self._effects.clear()
         return effects
+
+
+def _was_inside(attempt: MasterAttempt, worker: WorkerRef) -> bool:
+    """Whether the worker's engine had it in work: what crashed it may have been this (DESIGN R12)."""
+    if worker == attempt.decode:
+        return attempt.stage is Stage.JOINED
+    return attempt.stage >= Stage.PREFILLING and (attempt.decode is None or attempt.stage < Stage.JOINED)

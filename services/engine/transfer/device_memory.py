@@ -1,5 +1,6 @@
 """Pages on a CUDA device, for transfers by cuda_ipc or GPUDirect RDMA."""
 
+import os
 import zlib
 from typing import cast
 
@@ -14,10 +15,14 @@ class DeviceMemory:
     on_device = True
 
     def __init__(self, device: str) -> None:
-        """`device`: e.g. "cuda:0". Raises ValueError for anything but a CUDA device."""
+        """`device`: e.g. "cuda:0". Raises ValueError for anything but a CUDA device, and where torch is set to expandable
+        segments: cuda_ipc cannot map those, and UCX silently copies through the host instead, some hundred times slower."""
         self._device = torch.device(device)
         if self._device.type != "cuda":
             raise ValueError(f"device pages need a CUDA device, got {device!r}")
+        for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            if "expandable_segments:true" in os.environ.get(variable, "").lower().replace(" ", ""):
+                raise ValueError(f"{variable} asks for expandable segments, which cuda_ipc cannot share: take it out")
 
     def allocate(self, num_bytes: int) -> Buffer:
         """See PageMemory. Waits for the device, so that no kernel still writes the block."""

@@ -15,9 +15,9 @@ from typing import Any
 from services.common.ipc import AttemptKey
 from services.engine.transfer.config import TransferConfig
 from services.engine.transfer.events import PeerAddress, PeerProven, SenderEvent
-from services.engine.transfer.page_memory import HostMemory, pattern
 from services.engine.transfer.pages import PagePool
 from services.engine.transfer.sender import KvSender
+from tests.engine.transfer.memory import page_memory
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE_BYTES = 256 * 1024
@@ -44,6 +44,7 @@ class Peer:
             "role": role,
             "num_pages": num_pages,
             "page_bytes": changes.pop("page_bytes", PAGE_BYTES),
+            "device": changes.pop("device", "cpu"),
             "config": {"peer_id": self.peer_id, "incarnation": incarnation, "group": GROUP, **changes},
         }
         self.process = subprocess.Popen(
@@ -105,8 +106,8 @@ class Sender:
     """A KvSender in this process and the events it gave."""
 
     def __init__(self, incarnation: str = "sender-1", num_pages: int = NUM_PAGES, **changes: Any) -> None:
-        memory = changes.pop("memory", None) or HostMemory()
-        self.pool = PagePool(memory, num_pages, changes.pop("page_bytes", PAGE_BYTES))
+        self.memory = changes.pop("memory", None) or page_memory(changes.pop("device", "cpu"))
+        self.pool = PagePool(self.memory, num_pages, changes.pop("page_bytes", PAGE_BYTES))
         peer_id = changes.pop("peer_id", "a-prefill")
         self.transfer = KvSender(config(peer_id, incarnation, **changes), self.pool)
         self.events: list[SenderEvent] = []
@@ -136,7 +137,7 @@ class Sender:
             select.select([self.transfer.wake_fd], [], [], 0.05)
             self.events += self.transfer.poll()
         size = num_bytes or len(page.buffer)
-        page.buffer[:size] = pattern(size, seed)
+        self.memory.fill(page.buffer[:size], seed)
         self.transfer.push(peer.peer_id, attempt, start, 1, page, size)
 
     def wait_for_pages(self) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import select
 import sys
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,10 +22,10 @@ from services.engine.transfer.events import (
     ReceiverEvent,
     SenderEvent,
 )
-from services.engine.transfer.page_memory import HostMemory, pattern
 from services.engine.transfer.pages import PagePool
 from services.engine.transfer.receiver import KvReceiver
 from services.engine.transfer.sender import KvSender
+from tests.engine.transfer.memory import page_memory
 
 
 def tell(**fields: Any) -> None:
@@ -57,7 +56,7 @@ class ReceiverProcess:
     def handle(self, event: ReceiverEvent | SenderEvent) -> None:
         match event:
             case Received():
-                crc = zlib.crc32(memoryview(event.page.buffer[: event.num_bytes]))
+                crc = self.pool.memory.checksum(event.page.buffer[: event.num_bytes])
                 tell(event="received", key=list(_key(event.key)), start=event.token_start, crc=crc)
                 if self._is_holding:
                     self._held.append(event)
@@ -82,7 +81,7 @@ class SenderProcess:
             case "push":
                 page = self.pool.acquire()
                 assert page is not None
-                page.buffer[:] = pattern(len(page.buffer), command["seed"])
+                self.pool.memory.fill(page.buffer, command["seed"])
                 key = AttemptKey(*command["key"])
                 self.transfer.push(command["peer_id"], key, command["start"], 1, page, len(page.buffer))
 
@@ -145,7 +144,7 @@ def run(side: ReceiverProcess | SenderProcess) -> None:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    pool = PagePool(HostMemory(), settings["num_pages"], settings["page_bytes"])
+    pool = PagePool(page_memory(settings["device"]), settings["num_pages"], settings["page_bytes"])
     config = TransferConfig(**settings["config"])
     side = ReceiverProcess(config, pool) if settings["role"] == "receiver" else SenderProcess(config, pool)
     run(side)

@@ -26,7 +26,6 @@ from services.common.messages import (
     Failed,
     FailureCause,
     Joined,
-    LiveAttempt,
     MasterMessage,
     MasterRef,
     Reconcile,
@@ -51,47 +50,36 @@ from services.decode.reservation import Reservation, State
 from services.router.work import WorkKind
 from services.worker.jobs import GivenUp, JobEvent
 from services.worker.protocol.attempt import OpenLog
+from services.worker.protocol.core import DEFAULT_TIMES, ProtocolCore
 from services.worker.protocol.decoding import Decoding
 from services.worker.protocol.effects import Effect, EndJob, EngineCommand, SendToMaster, SendToPeer, StartJob
-from services.worker.protocol.masters import Masters
 from services.worker.protocol.peers import Peers
 from services.worker.protocol.times import Times
 
 _MISSES = 2
-_TIMES = Times()
 
 
-class DecodeReservations:
+class DecodeReservations(ProtocolCore[Reservation]):
     """All attempts of one decode worker."""
 
     def __init__(
-        self, open_log: OpenLog, new_id: Callable[[], int], eos_token_ids: tuple[int, ...], times: Times = _TIMES
+        self, open_log: OpenLog, new_id: Callable[[], int], eos_token_ids: tuple[int, ...], times: Times = DEFAULT_TIMES
     ) -> None:
-        self.draining = False
-        """Set by the service: nothing new is reserved, what is in goes on (DESIGN R17)."""
+        super().__init__(open_log, new_id, eos_token_ids, times)
         self.num_leases_expired = 0
-        self._effects: list[Effect] = []
         self._lease_s = times.reservation_lease_s
-        self._new_id = new_id
-        self._eos_token_ids = eos_token_ids
-        self._masters: Masters[Reservation] = Masters(self._effects.append, self._end_for_master, times)
-        self._peers: Peers = Peers()
-        self._decoding = Decoding(self._masters, self._effects.append, open_log, new_id, eos_token_ids)
+        self._peers = Peers()
+        self._decoding = Decoding(self._masters, self._emit, open_log, new_id, eos_token_ids)
         self._by_job: dict[int, Reservation] = {}
         """Reservations left of JOINED."""
         self._peer_misses: dict[AttemptKey, int] = {}
 
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that Router or engine have of them."""
+        return len(self._by_job) + len(self._decoding)
+
     # --------------------------------------------------------------------------------------------------- from masters
-
-    def master_hello(self, ref: MasterRef, session: int, live: list[LiveAttempt], now: float) -> list[Effect]:
-        """A session to a master begins; `session` is a number the edge never uses twice."""
-        self._masters.hello(ref, session, live, now)
-        return self._take()
-
-    def master_closed(self, ref: MasterRef, session: int, now: float) -> list[Effect]:
-        """That session ended."""
-        self._masters.closed(ref, session, now)
-        return self._take()
 
     def from_master(self, ref: MasterRef, message: MasterMessage, now: float) -> list[Effect]:
         """Anything but a hello. Prompts are refused: this role computes none for masters."""
@@ -103,25 +91,6 @@ class DecodeReservations:
             case Submit(key=key):
                 self._emit(SendToMaster(ref, Refused(key, RefusalReason.NOT_READY, message="a decode worker")))
         return self._take()
-
-    @property
-    def num_attempts(self) -> int:
-        """Attempts that are known, ended but not forgotten ones included."""
-        return len(self._masters.attempts)
-
-    @property
-    def num_jobs(self) -> int:
-        """Jobs that Router or engine have of them."""
-        return len(self._by_job) + len(self._decoding)
-
-    @property
-    def num_tombstones(self) -> int:
-        """Ended attempts that are remembered."""
-        return len(self._masters.tombstones)
-
-    def held(self, ref: MasterRef) -> list[AttemptKey]:
-        """For the heartbeat to this master."""
-        return self._masters.held(ref)
 
     # --------------------------------------------------------------------------------------------------- from prefill
 
@@ -225,10 +194,6 @@ class DecodeReservations:
                 self._end(one, now)
 
     # ---------------------------------------------------------------------------------- from the Router and the engine
-
-    def job_refused(self, job_id: int, error: SluiceError, now: float) -> list[Effect]:
-        """The Router refused or gave up a job that was started."""
-        return self.job_event(GivenUp(job_id, error), now)
 
     def job_event(self, event: JobEvent, now: float) -> list[Effect]:
         """One event of the engine or the Router, in their order. Those of forgotten jobs have no effect."""
@@ -345,11 +310,3 @@ class DecodeReservations:
         self, worker: WorkerRef, message: Granted | Denied | Revoked | JoinConfirmed | HandoverFailed | Held
     ) -> None:
         self._emit(SendToPeer(worker, message))
-
-    def _emit(self, effect: Effect) -> None:
-        self._effects.append(effect)
-
-    def _take(self) -> list[Effect]:
-        effects = self._effects[:]
-        self._effects.clear()
-        return effects

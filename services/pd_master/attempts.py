@@ -13,7 +13,7 @@ Pure: messages and `now` in, effects out (`services.pd_master.effects`). The cal
 of the master process.
 """
 
-from services.common.errors import DeadlineError
+from services.common.errors import ContextLengthError, DeadlineError, SluiceError
 from services.common.messages import (
     Abort,
     AttemptDelta,
@@ -201,18 +201,26 @@ class Attempts:
     def _placement_refused(self, attempt: MasterAttempt, event: PlacementRefused, now: float) -> None:
         if attempt.stage is Stage.JOINED:  # it did join: the decode worker's word is the newer one
             return
-        shed = event.reason in {RefusalReason.QUEUE_FULL, RefusalReason.TOO_LARGE}
-        error = overloaded(event.message, event.retry_after_s) if shed else None
+        error = self._shed(attempt, event)
         if attempt is attempt.branch.current and attempt.branch.previous is None:
             self._recovery.redirect(attempt, now, attempt.decode, error)
         else:
             self._recovery.lost(attempt, now, exclude=attempt.decode)
 
     def _refused(self, attempt: MasterAttempt, worker: WorkerRef, event: Refused, now: float) -> None:
-        shed = event.reason in {RefusalReason.QUEUE_FULL, RefusalReason.TOO_LARGE}
-        error = overloaded(event.message, event.retry_after_s) if shed else None
+        error = self._shed(attempt, event)
         exclude = None if event.reason is RefusalReason.STALE else worker
         self._recovery.lost(attempt, now, exclude=exclude, shed=error)
+
+    @staticmethod
+    def _shed(attempt: MasterAttempt, event: Refused | PlacementRefused) -> SluiceError | None:
+        """What the client hears if nobody else takes it; None where load and size are not the reason."""
+        if event.reason is RefusalReason.TOO_LARGE:
+            return ContextLengthError(event.message or "the request fits no worker's KV pool", param="max_tokens")
+        if event.reason is not RefusalReason.QUEUE_FULL:
+            return None
+        attempt.branch.num_attempts -= 1  # it was not tried
+        return overloaded(event.message, event.retry_after_s)
 
     def _failed(self, attempt: MasterAttempt, worker: WorkerRef, event: Failed, now: float) -> None:
         unknown = event.cause is FailureCause.UNKNOWN_ATTEMPT
@@ -294,7 +302,7 @@ class Attempts:
                 case DeadlineDue(request_id=request_id):
                     self._deadline(request_id)
                 case BudgetDue(request_id=request_id):
-                    self._budget(request_id, now)
+                    self._budget(request_id)
         return self._take()
 
     def _deadline(self, request_id: str) -> None:
@@ -303,16 +311,14 @@ class Attempts:
             limit_s = inflight.request.deadline_s
             self._recovery.fail(inflight, DeadlineError(f"the request's deadline of {limit_s:g} s has passed"))
 
-    def _budget(self, request_id: str, now: float) -> None:
-        """The prompt waits for compute, or computed for a decode worker, and the client has nothing yet."""
+    def _budget(self, request_id: str) -> None:
+        """The prompt has waited for compute long enough; a wait for a decode worker ends by that one's Router."""
         inflight = self._inflights.get(request_id)
         if inflight is None or inflight.num_delivered:
             return
         budget_s = inflight.request.queue_budget_s
         attempt = inflight.branches[0].current
-        if attempt is not None and attempt.stage is Stage.PREFILLING and now - inflight.accepted_s < 2 * budget_s:
-            self._timers.add(now + budget_s, BudgetDue(request_id))
-        elif attempt is None or attempt.stage < Stage.PLACED:
+        if attempt is None or attempt.stage < Stage.PREFILLING:
             self._recovery.fail(inflight, overloaded(f"no place was found within {budget_s:g} s", None))
 
     # ------------------------------------------------------------------------------------------------------- plumbing

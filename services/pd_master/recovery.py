@@ -135,7 +135,7 @@ class Recovery:
         *,
         exclude: WorkerRef | None = None,
         crash: Hashable = None,
-        shed: OverloadedError | None = None,
+        shed: SluiceError | None = None,
     ) -> None:
         """An attempt is over before its time. `crash` names the crash that took it; `shed` is what the client hears
         when a worker refused for load, nothing was delivered and no other takes it."""
@@ -156,20 +156,28 @@ class Recovery:
             branch.current = None
             self._replace(branch, now, shed)
 
-    def _replace(self, branch: Branch, now: float, shed: OverloadedError | None) -> None:
-        if shed is None or branch.inflight.num_delivered:
+    def _replace(self, branch: Branch, now: float, shed: SluiceError | None) -> None:
+        if shed is None:
             for one in _split(branch):
                 self.retry(one, now)
             return
         try:
             pair = self.choose(branch)
         except SluiceError:
-            self.fail(branch.inflight, shed)
+            self._shed(branch, shed, RetryDue(branch), now)
             return
         self.start(branch, pair, now)
 
+    def _shed(self, branch: Branch, error: SluiceError, again: Due, now: float) -> None:
+        """All that could take it are full. Who has output already is not turned away for that (DESIGN R4)."""
+        if not branch.inflight.num_delivered:
+            self.fail(branch.inflight, error)
+            return
+        branch.excluded.clear()
+        self._timers.add(now + (error.retry_after_s or 1.0), again)
+
     def redirect(
-        self, attempt: MasterAttempt, now: float, exclude: WorkerRef | None = None, shed: OverloadedError | None = None
+        self, attempt: MasterAttempt, now: float, exclude: WorkerRef | None = None, shed: SluiceError | None = None
     ) -> None:
         """The prompt's KV stays where it is; another decode worker takes the second half."""
         branch = attempt.branch
@@ -197,14 +205,14 @@ class Recovery:
         assert pair.decode is not None
         self._emit(Send(pair.prefill, Redirect(attempt.key, moved.key.attempt, pair.decode)))
 
-    def _wait_for_decode(self, attempt: MasterAttempt, now: float, shed: OverloadedError | None) -> None:
+    def _wait_for_decode(self, attempt: MasterAttempt, now: float, shed: SluiceError | None) -> None:
         branch = attempt.branch
-        if shed is not None and not branch.inflight.num_delivered:
-            self.fail(branch.inflight, shed)
+        attempt.waits_for_redirect = True
+        if shed is not None:
+            self._shed(branch, shed, RedirectDue(attempt), now)
             return
         branch.excluded.clear()
         if self._has_patience(branch, now):
-            attempt.waits_for_redirect = True
             self._timers.add(now + RETRY_S, RedirectDue(attempt))
         else:
             self.lost(attempt, now)

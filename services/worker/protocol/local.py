@@ -14,13 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.common import ipc
-from services.common.errors import SluiceError
-from services.common.ipc import AttemptKey
 from services.common.messages import (
     Abort,
     Failed,
     FailureCause,
-    LiveAttempt,
     MasterMessage,
     MasterRef,
     Prefilling,
@@ -33,9 +30,9 @@ from services.common.messages import (
 from services.router.work import WorkKind
 from services.worker.jobs import GivenUp, JobEvent
 from services.worker.protocol.attempt import Attempt, OpenLog, engine_stop
+from services.worker.protocol.core import DEFAULT_TIMES, ProtocolCore
 from services.worker.protocol.decoding import Decoding
 from services.worker.protocol.effects import Effect, EndJob, SendToMaster, StartJob
-from services.worker.protocol.masters import Masters
 from services.worker.protocol.times import Times
 
 
@@ -46,34 +43,21 @@ class LocalAttempt(Attempt):
     job_id: int
 
 
-_TIMES = Times()
-
-
-class LocalAttempts:
+class LocalAttempts(ProtocolCore[LocalAttempt]):
     """All attempts of one mixed worker."""
 
     def __init__(
-        self, open_log: OpenLog, new_id: Callable[[], int], eos_token_ids: tuple[int, ...], times: Times = _TIMES
+        self, open_log: OpenLog, new_id: Callable[[], int], eos_token_ids: tuple[int, ...], times: Times = DEFAULT_TIMES
     ) -> None:
-        self.draining = False
-        """Set by the service: nothing new is taken."""
-        self._effects: list[Effect] = []
-        self._new_id = new_id
-        self._eos_token_ids = eos_token_ids
-        self._masters: Masters[LocalAttempt] = Masters(self._effects.append, self._end, times)
-        self._decoding = Decoding(self._masters, self._effects.append, open_log, new_id, eos_token_ids)
+        super().__init__(open_log, new_id, eos_token_ids, times)
+        self._decoding = Decoding(self._masters, self._emit, open_log, new_id, eos_token_ids)
         self._queued: dict[int, LocalAttempt] = {}
         """By job."""
 
-    def master_hello(self, ref: MasterRef, session: int, live: list[LiveAttempt], now: float) -> list[Effect]:
-        """A session to a master begins; `session` is a number the edge never uses twice."""
-        self._masters.hello(ref, session, live, now)
-        return self._take()
-
-    def master_closed(self, ref: MasterRef, session: int, now: float) -> list[Effect]:
-        """That session ended."""
-        self._masters.closed(ref, session, now)
-        return self._take()
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that Router or engine have of them."""
+        return len(self._queued) + len(self._decoding)
 
     def from_master(self, ref: MasterRef, message: MasterMessage, now: float) -> list[Effect]:
         """Anything but a hello."""
@@ -86,32 +70,13 @@ class LocalAttempts:
                 self._masters.reconcile(ref, live, now)
         return self._take()
 
-    @property
-    def num_attempts(self) -> int:
-        """Attempts that are known, ended but not forgotten ones included."""
-        return len(self._masters.attempts)
-
-    @property
-    def num_jobs(self) -> int:
-        """Jobs that Router or engine have of them."""
-        return len(self._queued) + len(self._decoding)
-
-    @property
-    def num_tombstones(self) -> int:
-        """Ended attempts that are remembered."""
-        return len(self._masters.tombstones)
-
-    def held(self, ref: MasterRef) -> list[AttemptKey]:
-        """For the heartbeat to this master."""
-        return self._masters.held(ref)
-
     def _submit(self, ref: MasterRef, submit: Submit, now: float) -> None:
         if self._masters.find(submit.key) is not None:
             return
         if self._masters.is_stale(submit.key):
-            self._effects.append(SendToMaster(ref, Refused(submit.key, RefusalReason.STALE)))
+            self._emit(SendToMaster(ref, Refused(submit.key, RefusalReason.STALE)))
         elif self.draining:
-            self._effects.append(SendToMaster(ref, Refused(submit.key, RefusalReason.DRAINING)))
+            self._emit(SendToMaster(ref, Refused(submit.key, RefusalReason.DRAINING)))
         else:
             self._queue(ref, submit, now)
 
@@ -128,7 +93,7 @@ class LocalAttempts:
         self._masters.add(one, now)
         self._queued[one.job_id] = one
         self._masters.tell(one, Queued(one.key))
-        self._effects.append(StartJob(one.work(one.job_id, WorkKind.LOCAL), self._admit(one)))
+        self._emit(StartJob(one.work(one.job_id, WorkKind.LOCAL), self._admit(one)))
 
     def _admit(self, one: LocalAttempt) -> ipc.Admit:
         request = one.request
@@ -142,10 +107,6 @@ class LocalAttempts:
             output_ids=ipc.pack_ids(one.output_ids),
             choices=one.choices,
         )
-
-    def job_refused(self, job_id: int, error: SluiceError, now: float) -> list[Effect]:
-        """The Router refused or gave up a job that was started."""
-        return self.job_event(GivenUp(job_id, error), now)
 
     def job_event(self, event: JobEvent, now: float) -> list[Effect]:  # noqa: ARG002 - the cores are alike
         """One event of the engine or the Router, in their order. Those of forgotten jobs have no effect."""
@@ -197,18 +158,13 @@ class LocalAttempts:
         self.draining = True
         for one in list(self._queued.values()):
             del self._queued[one.job_id]
-            self._effects.append(EndJob(one.job_id))
+            self._emit(EndJob(one.job_id))
             self._masters.tell(one, Refused(one.key, RefusalReason.DRAINING))
         return self._take()
 
-    def _end(self, one: LocalAttempt, now: float) -> None:
+    def _end_for_master(self, one: LocalAttempt, now: float) -> None:
         """The one way out: whatever is held is given back."""
         if self._queued.pop(one.job_id, None) is not None:
-            self._effects.append(EndJob(one.job_id))
+            self._emit(EndJob(one.job_id))
         self._decoding.stop(one)
         self._masters.remove(one, now)
-
-    def _take(self) -> list[Effect]:
-        effects = self._effects[:]
-        self._effects.clear()
-        return effects

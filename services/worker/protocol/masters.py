@@ -112,6 +112,10 @@ class Masters(Generic[A]):
         master = self._masters.get(ref.master_id)
         return master is not None and master.ref == ref and master.session is not None
 
+    def knows(self, master_id: str) -> bool:
+        """Whether any start of this master is present, or silent for not too long."""
+        return master_id in self._masters
+
     def hello(self, ref: MasterRef, session: int, live: list[LiveAttempt], now: float) -> None:
         """A session begins. `session` is a number the edge never uses twice."""
         known = self._masters.get(ref.master_id)

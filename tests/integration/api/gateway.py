@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import openai
@@ -85,10 +85,11 @@ async def gateway(*options: str, addresses: list[str] | None = None) -> AsyncIte
         await running.openai.close()
 
 
+Served: TypeAlias = tuple[GatewayProcess, list[RunningWorker]]
+
+
 @contextlib.asynccontextmanager
-async def served(
-    *starts: Callable[[], RunningWorker], options: tuple[str, ...] = ()
-) -> AsyncIterator[tuple[GatewayProcess, list[RunningWorker]]]:
+async def served(*starts: Callable[[], RunningWorker], options: tuple[str, ...] = ()) -> AsyncIterator[Served]:
     """A gateway and its workers, ready for chats."""
     async with workers(*starts) as running, gateway(*options, addresses=[one.address for one in running]) as gate:
         await gate.serves()

@@ -1,50 +1,65 @@
 """A gateway process between real clients and workers whose engines are fakes, so that every answer is known."""
 
 import asyncio
+import functools
 import time
+from collections.abc import AsyncIterator
 
 import grpc.aio
 import httpx
 import openai
 import pytest
+import pytest_asyncio
 
 from services.common.request import StopParams, TextParams
-from services.common.text import TextStream, Vocabulary
+from services.common.text import TextStream
 from services.pd_master.model_text import ModelText
 from sluice.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.fakes.tokens import fake_output
 from tests.fakes.workers import DEMO
-from tests.integration.api.gateway import DECODE, PREFILL, SLOW_DECODE, gateway, served
+from tests.integration.api.gateway import DECODE, PREFILL, SLOW_DECODE, Served, gateway, served
 
-pytestmark = pytest.mark.demo_model
+pytestmark = [pytest.mark.demo_model, pytest.mark.asyncio(loop_scope="module")]
 
 ASK = [{"role": "user", "content": "Tell me of the sea."}]
 
 
+@functools.cache
+def demo_text() -> ModelText:
+    return ModelText(DEMO)
+
+
 def expected(messages: list[dict[str, str]], num_tokens: int) -> str:
     """The text that the fake engines make of a chat."""
-    text = ModelText(DEMO)
+    text = demo_text()
     prompt_ids = text.encode(text.template().render(messages), add_special_tokens=False)
-    stream = TextStream(Vocabulary.load(DEMO), StopParams(num_tokens), TextParams())
+    stream = TextStream(text.vocabulary, StopParams(num_tokens), TextParams())
     return stream.push(fake_output(prompt_ids, num_tokens)) + stream.close()
 
 
-async def test_streams_carry_what_the_engines_make() -> None:
-    async with served(PREFILL, DECODE) as (gate, running):
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Served]:
+    """For tests that leave everything as it was."""
+    async with served(PREFILL, DECODE) as pair:
+        yield pair
 
-        async def one(number: int) -> None:
-            messages = [{"role": "user", "content": f"Question {number}"}]
-            stream = await gate.openai.chat.completions.create(
-                model="demo", messages=messages, stream=True, max_tokens=40, stream_options={"include_usage": True}
-            )
-            chunks = [chunk async for chunk in stream]
-            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-            assert text == expected(messages, 40)
-            assert chunks[-1].usage.completion_tokens == 40
 
-        await asyncio.gather(*(one(number) for number in range(32)))
-        for worker in running:
-            await worker.until_empty()
+async def test_streams_carry_what_the_engines_make(shared: Served) -> None:
+    gate, running = shared
+
+    async def one(number: int) -> None:
+        messages = [{"role": "user", "content": f"Question {number}"}]
+        stream = await gate.openai.chat.completions.create(
+            model="demo", messages=messages, stream=True, max_tokens=40, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == expected(messages, 40)
+        assert chunks[-1].usage.completion_tokens == 40
+
+    await asyncio.gather(*(one(number) for number in range(32)))
+    for worker in running:
+        await worker.until_empty()
 
 
 async def test_client_that_leaves_frees_both_workers_within_a_second() -> None:
@@ -112,39 +127,43 @@ async def test_sigterm_lets_streams_end_and_exits_with_0() -> None:
             await gate.http.get("/health")
 
 
-async def test_grpc_generates_what_http_does() -> None:
-    async with served(PREFILL, DECODE) as (gate, running):
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{gate.grpc_port}") as channel:
-            stub = gateway_pb2_grpc.GatewayServiceStub(channel)
-            turns = [gateway_pb2.ChatMessage(role="user", content=ASK[0]["content"])]
-            request = gateway_pb2.ChatRequest(model="demo", messages=turns)
-            request.stop.max_new_tokens = 30
-            messages = [message async for message in stub.Chat(request)]
-            text = "".join(delta.text for message in messages for delta in message.deltas)
-            assert text == expected(ASK, 30)
-            assert messages[-1].usage.completion_tokens == 30
-            info = await stub.GetServerInfo(gateway_pb2.GetServerInfoRequest())
-            assert sorted(worker.role for worker in info.workers) == ["decode", "prefill"]
-        for worker in running:
-            await worker.until_empty()
+async def test_grpc_generates_what_http_does(shared: Served) -> None:
+    gate, running = shared
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{gate.grpc_port}") as channel:
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        turns = [gateway_pb2.ChatMessage(role="user", content=ASK[0]["content"])]
+        request = gateway_pb2.ChatRequest(model="demo", messages=turns)
+        request.stop.max_new_tokens = 30
+        messages = [message async for message in stub.Chat(request)]
+        text = "".join(delta.text for message in messages for delta in message.deltas)
+        assert text == expected(ASK, 30)
+        assert messages[-1].usage.completion_tokens == 30
+        info = await stub.GetServerInfo(gateway_pb2.GetServerInfoRequest())
+        assert sorted(worker.role for worker in info.workers) == ["decode", "prefill"]
+    for worker in running:
+        await worker.until_empty()
 
 
-async def test_every_series_of_the_gateway_moves() -> None:
-    async with served(PREFILL, DECODE) as (gate, _):
-        await gate.chat("hello", max_tokens=10)
-        await gate.chat("hello", max_tokens=10)  # its prefix is cached now
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{gate.grpc_port}") as channel:
-            stub = gateway_pb2_grpc.GatewayServiceStub(channel)
-            await stub.ListModels(gateway_pb2.ListModelsRequest())
-        stream = await gate.openai.chat.completions.create(model="demo", messages=ASK, stream=True, max_tokens=400)
-        await anext(aiter(stream))
-        samples = (await gate.http.get("/metrics")).text.splitlines()
-        await stream.close()
-    values: dict[str, float] = {}
-    for sample in samples:
-        if sample.startswith("sluice_") and "_created" not in sample:
-            name, value = sample.rsplit(" ", 1)
-            values[name.partition("{")[0]] = values.get(name.partition("{")[0], 0) + float(value)
-    still = [name for name, value in values.items() if value == 0 and not name.endswith("_bucket")]
-    assert still == []
+async def test_every_series_of_the_gateway_moves(shared: Served) -> None:
+    gate, _ = shared
+    await gate.chat("hello", max_tokens=10)
+    await gate.chat("hello", max_tokens=10)  # its prefix is cached now
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{gate.grpc_port}") as channel:
+        await gateway_pb2_grpc.GatewayServiceStub(channel).ListModels(gateway_pb2.ListModelsRequest())
+    stream = await gate.openai.chat.completions.create(model="demo", messages=ASK, stream=True, max_tokens=4000)
+    await anext(aiter(stream))
+    values = totals((await gate.http.get("/metrics")).text)
+    await stream.close()
+    assert [name for name, value in values.items() if value == 0] == []
     assert "sluice_gateway_stage_seconds_count" in values
+
+
+def totals(exposition: str) -> dict[str, float]:
+    """Each series' sum over its labels."""
+    values: dict[str, float] = {}
+    for sample in exposition.splitlines():
+        if sample.startswith("sluice_") and "_created" not in sample and "_bucket" not in sample:
+            name, value = sample.rsplit(" ", 1)
+            name = name.partition("{")[0]
+            values[name] = values.get(name, 0) + float(value)
+    return values

@@ -15,8 +15,11 @@ class DeviceMemory:
     on_device = True
 
     def __init__(self, device: str) -> None:
-        """`device`: e.g. "cuda:0". Raises ValueError for anything but a CUDA device, and where torch is set to expandable
-        segments: cuda_ipc cannot map those, and UCX silently copies through the host instead, some hundred times slower."""
+        """`device`: e.g. "cuda:0".
+
+        Raises ValueError for anything but a CUDA device, and where torch is set to expandable segments: cuda_ipc cannot
+        map those, and UCX silently copies through the host instead, some hundred times slower.
+        """
         self._device = torch.device(device)
         if self._device.type != "cuda":
             raise ValueError(f"device pages need a CUDA device, got {device!r}")

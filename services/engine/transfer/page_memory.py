@@ -24,7 +24,7 @@ class PageMemory(Protocol):
         ...
 
     def bind_thread(self) -> None:
-        """Called once on the transfer thread, before UCX starts."""
+        """Called first on each thread that calls UCX."""
         ...
 
     def fill(self, buffer: Buffer, seed: int) -> None:

@@ -34,7 +34,9 @@ class KvReceiver:
         """Where senders connect; on every interface."""
         self._context = Context(config, pool, self._events, time.monotonic)
         self._side = _ReceiverSide(self._context, fabric)
-        self._thread = TransferThread(fabric, self._side, self._commands, config.spin_s, self._events.wake)
+        self._thread = TransferThread(
+            fabric, self._side, self._commands, config.spin_s, pool.memory.bind_thread, self._events.wake
+        )
         pool.notify(self._on_page_released)
         self._thread.start()
 

@@ -33,7 +33,9 @@ class KvSender:
         fabric = Fabric(config.ucx_options, self._commands.fileno())
         self._context = Context(config, pool, self._events, time.monotonic)
         self._side = _SenderSide(self._context, fabric)
-        self._thread = TransferThread(fabric, self._side, self._commands, config.spin_s, self._events.wake)
+        self._thread = TransferThread(
+            fabric, self._side, self._commands, config.spin_s, pool.memory.bind_thread, self._events.wake
+        )
         self._thread.start()
 
     @property

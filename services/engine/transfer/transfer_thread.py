@@ -43,13 +43,16 @@ class TransferThread:
         side: Side,
         commands: Mailbox[Callable[[], None]],
         spin_s: float,
+        bind: Callable[[], None],
         wake_loop: Callable[[], None],
     ) -> None:
-        """`wake_loop` is called when the thread ends, so that a loop asleep on its events finds out by `check`."""
+        """`bind` (`PageMemory.bind_thread`) is called first on the thread, `wake_loop` when it ends, so that a loop asleep
+        on its events finds out by `check`."""
         self._fabric = fabric
         self._side = side
         self._commands = commands
         self._spin_s = spin_s
+        self._bind = bind
         self._wake_loop = wake_loop
         self._stopping = False
         self._was_stopped = False
@@ -79,6 +82,7 @@ class TransferThread:
 
     def _run(self) -> None:
         try:
+            self._bind()
             self._serve()
             self._wind_down()
         finally:

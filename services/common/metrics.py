@@ -8,7 +8,7 @@ import bisect
 import itertools
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -180,6 +180,7 @@ class WorkerMetrics:
 
     def __init__(self, *, has_prefill: bool, has_decode: bool) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         series = Series(self.registry)
         self.engine = EngineMetrics(series)
         self.router = RouterMetrics(series)

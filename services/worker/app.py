@@ -196,7 +196,7 @@ class Worker:
 
     async def _drain(self, service: WorkerService, jobs: Jobs) -> None:
         log.info("draining: %d jobs", len(jobs))
-        service.drain()
+        service.drain(self._config.drain_s)
         await self._health.enter_graceful_shutdown()
         try:
             async with asyncio.timeout(self._config.drain_s):

@@ -41,14 +41,7 @@ HEARTBEAT_S = 1.0
 
 
 class Core(Protocol):
-    """What the cores of all roles have in common."""
-
-    draining: bool
-
-    @property
-    def num_attempts(self) -> int:
-        """Attempts that are known, ended but not forgotten ones included."""
-        ...
+    """What `ProtocolCore` and its kinds have in common, as the service uses it."""
 
     def master_hello(self, ref: MasterRef, session: int, live: list[LiveAttempt], now: float) -> list[fx.Effect]:
         """A session to a master begins."""
@@ -76,6 +69,15 @@ class Core(Protocol):
 
     def tick(self, now: float) -> list[fx.Effect]:
         """Each second."""
+        ...
+
+    def drain(self, now: float) -> list[fx.Effect]:
+        """Take nothing new, give back what waits."""
+        ...
+
+    @property
+    def num_attempts(self) -> int:
+        """Attempts that are known, ended but not forgotten ones included."""
         ...
 
 
@@ -219,7 +221,13 @@ class WorkerService:
         status = self._status
         held = self.core.held(master)
         return Heartbeat(
-            status.load, self._engine.age_s, status.problem() is None, status.draining, self.peers.proven(), held
+            load=status.load,
+            engine_age_s=self._engine.age_s,
+            ready=status.problem() is None,
+            draining=status.draining,
+            proven=self.peers.proven(),
+            held=held,
+            drain_left_s=status.drain_left_s,
         )
 
     # ------------------------------------------------------------------------------------------------------- effects
@@ -265,12 +273,10 @@ class WorkerService:
 
     # ---------------------------------------------------------------------------------------------------------- drain
 
-    def drain(self) -> None:
-        """Take nothing new from now on (DESIGN R17)."""
-        self._status.draining = True
-        self.core.draining = True
-        if self._is_idle():
-            self.drained.set()
+    def drain(self, within_s: float) -> None:
+        """Take nothing new from now on, and be gone in `within_s` (DESIGN R17)."""
+        self._status.drain(within_s)
+        self.hand_in(self.core.drain)
         self.tell_masters()
 
     def close_sessions(self) -> None:

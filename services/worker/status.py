@@ -19,10 +19,21 @@ class Status:
         self._max_queue = max_queue
         self.router: Router | None = None
         self.draining = False
+        self._gone_at = 0.0
         self.load = Load()
         """As of the last `sample`."""
         self._tokens = 0
         self._sampled_at = time.monotonic()
+
+    def drain(self, within_s: float) -> None:
+        """The worker is unready from now on, and gone in `within_s`."""
+        self.draining = True
+        self._gone_at = time.monotonic() + within_s
+
+    @property
+    def drain_left_s(self) -> float:
+        """Seconds until a draining worker is gone; 0 when it does not drain."""
+        return max(self._gone_at - time.monotonic(), 0.0)
 
     def observe_step(self, step: StepDone) -> None:
         """Once a step."""

@@ -191,6 +191,9 @@ class GatewayConfig(LogOptions):
     max_queue: int = option(4096, "requests in work at once; beyond it clients get 429", group="limits", minimum=1)
     max_body_bytes: int = option(32 << 20, "largest request body", group="limits", minimum=1024)
     max_choices: int = option(16, "largest n", group="limits", minimum=1, maximum=128)
+    api_keys_file: str | None = option(
+        None, "file of `NAME KEY` lines; requests must carry one of the keys", group="limits", metavar="PATH"
+    )
     max_attempts: int = option(32, "pairs of workers tried for one request", group="limits", minimum=1)
     queue_budget_s: float = option(60.0, "longest wait until a prefill starts", group="limits", minimum=0.1)
     deadline_s: float = option(600.0, "longest time for a whole request", group="limits", minimum=0.1)

@@ -7,6 +7,7 @@ drain time gets an error as its last event.
 
 import asyncio
 import logging
+from pathlib import Path
 
 from services.common.config import GatewayConfig
 from services.common.errors import RequestAbortedError
@@ -16,6 +17,7 @@ from services.pd_master.backend import Dispatcher, Models, StageListener
 from services.pd_master.gateway import Gateway
 from services.pd_master.grpc_gateway import GrpcServer
 from services.pd_master.http_server import HttpServer
+from services.pd_master.keys import ApiKeys
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.tokenizer import TokenizerService
 
@@ -29,19 +31,20 @@ class Front:
     """Made once by `main` on the event loop."""
 
     def __init__(self, config: GatewayConfig, models: Models, dispatcher: Dispatcher, metrics: GatewayMetrics) -> None:
-        """Takes both ports. Raises OSError when one is in use."""
+        """Takes both ports. Raises OSError when one is in use, ConfigError when the keys cannot be read."""
         self._config = config
         self._tokenizers = TokenizerService()
+        keys = ApiKeys.load(Path(config.api_keys_file)) if config.api_keys_file else None
         self._gateway = Gateway(config, models, dispatcher, self._tokenizers, metrics)
         self._health = HealthEndpoint(metrics)
         self._http = HttpServer(
-            build_app(self._gateway, self._health),
+            build_app(self._gateway, self._health, keys),
             config.host,
             config.http_port,
             drain_s=config.drain_s + _LAST_WRITES_S,
             stall_s=config.client_stall_s,
         )
-        self._grpc = GrpcServer(self._gateway, config.host, config.grpc_port)
+        self._grpc = GrpcServer(self._gateway, config.host, config.grpc_port, keys)
 
     @property
     def stages(self) -> StageListener:

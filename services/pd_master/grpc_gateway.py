@@ -13,6 +13,7 @@ from services.common import rpc
 from services.common.gateway_messages import GenerationCall, ModelCard, UsageReport
 from services.common.wire import gateway as wire
 from services.pd_master.gateway import Gateway, now
+from services.pd_master.keys import ApiKeys
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.rpc_errors import Context, ErrorInterceptor
 from services.pd_master.rpc_request import build_request, count_tokens
@@ -84,9 +85,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 class GrpcServer:
     """The gRPC server of a pd_master."""
 
-    def __init__(self, gateway: Gateway, host: str, port: int) -> None:
-        """Binds at once; port 0 takes a free one. Raises OSError."""
-        self._server = rpc.server([ErrorInterceptor(gateway.metrics)])
+    def __init__(self, gateway: Gateway, host: str, port: int, keys: ApiKeys | None = None) -> None:
+        """Binds at once; port 0 takes a free one. `keys`: None where everybody may come. Raises OSError."""
+        self._server = rpc.server([ErrorInterceptor(gateway.metrics, keys)])
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(gateway), self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -4,13 +4,17 @@ States: dispatching -> running -> ended. `dispatch` moves to running; an error o
 and everything is counted then.
 """
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 
 from services.common.errors import RequestAbortedError, SluiceError, WorkerFailedError
 from services.common.request import Delta, Finish, FinishReason, Request
 from services.pd_master.backend import Dispatcher, Generation
+from services.pd_master.keys import current_key
 from services.pd_master.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
 
 _FAILURES = (FinishReason.ERROR, FinishReason.ABORT)
 
@@ -40,6 +44,9 @@ class LiveRequest:
         self._dispatched = 0.0
         self._prefilling = 0.0
         self._first_token = 0.0
+        self._first_token_s = 0.0
+        self._finishes: list[str] = []
+        self._key = current_key.get()
         self._outcome = "aborted"
 
     @property
@@ -112,8 +119,10 @@ class LiveRequest:
             count = len(delta.token_ids)
             if count:
                 self._observe(delta.choice, count, now)
-            if delta.finish is not None and delta.finish.reason in _FAILURES:
-                raise _failure(delta.finish)
+            if delta.finish is not None:
+                self._finishes.append(delta.finish.reason.value)
+                if delta.finish.reason in _FAILURES:
+                    raise _failure(delta.finish)
 
     def _observe(self, choice: int, count: int, now: float) -> None:
         last = self._last_token[choice]
@@ -127,7 +136,8 @@ class LiveRequest:
 
     def _observe_first(self, now: float) -> None:
         self._first_token = now
-        self._metrics.first_token.observe(now - self._arrived)
+        self._first_token_s = now - self._arrived
+        self._metrics.first_token.observe(self._first_token_s)
         if self._prefilling:
             self._metrics.stage.labels("prefill").observe(now - self._prefilling)
 
@@ -135,10 +145,32 @@ class LiveRequest:
         on_end, self._on_end = self._on_end, None
         if on_end is None:
             return
+        seconds = self._clock() - self._arrived
         self._metrics.requests.labels(self._api, outcome).inc()
-        self._metrics.end_to_end.observe(self._clock() - self._arrived)
+        self._metrics.end_to_end.observe(seconds)
+        self._log(outcome, seconds)
         self._metrics.cached_tokens.inc(self.cached_tokens)
         on_end(self)
+
+    def _log(self, outcome: str, seconds: float) -> None:
+        """The request's one line: what it was and took, never what it said."""
+        request = self.request
+        log.info(
+            "%s %s model=%s key=%s prompt_tokens=%d output_tokens=%d cached_tokens=%d first_token_ms=%.0f "
+            "total_ms=%.0f finish=%s client_id=%s",
+            self._api,
+            outcome,
+            request.model,
+            self._key or "-",
+            self.num_prompt_tokens,
+            self.num_output_tokens,
+            self.cached_tokens,
+            self._first_token_s * 1e3,
+            seconds * 1e3,
+            ",".join(self._finishes) or "-",
+            request.client_request_id or "-",
+            extra={"request_id": request.request_id},
+        )
 
 
 def _failure(finish: Finish) -> SluiceError:

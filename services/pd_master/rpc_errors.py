@@ -1,4 +1,4 @@
-"""The one place of the gRPC front where errors become statuses: an interceptor around every method."""
+"""What stands around every method of the gRPC front: keys are checked, and errors become statuses here alone."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,6 +10,7 @@ from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from services.common.errors import SluiceError
 from services.common.wire.status import status_of
+from services.pd_master.keys import ApiKeys
 from services.pd_master.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -25,8 +26,9 @@ else:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns SluiceError into its status with details, anything else into INTERNAL, and counts both."""
 
-    def __init__(self, metrics: GatewayMetrics) -> None:
+    def __init__(self, metrics: GatewayMetrics, keys: ApiKeys | None) -> None:
         self._metrics = metrics
+        self._keys = keys
 
     async def intercept_service(
         self,
@@ -50,6 +52,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _unary(self, method: str, behavior: Any) -> Any:  # noqa: ANN401 - grpc's own handler types are not exact
         async def call(request: object, context: Context) -> object:
             try:
+                self._admit(context)
                 answer: object = await behavior(request, context)
             except Exception as error:  # noqa: BLE001 - here all errors of methods end
                 await self._fail(method, context, error)
@@ -61,6 +64,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _stream(self, method: str, behavior: Any) -> Any:  # noqa: ANN401
         async def call(request: object, context: Context) -> AsyncIterator[object]:
             try:
+                self._admit(context)
                 async for answer in behavior(request, context):
                     yield answer
             except Exception as error:  # noqa: BLE001 - here all errors of methods end
@@ -68,6 +72,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             self._metrics.rpc.labels(method, "OK").inc()
 
         return call
+
+    def _admit(self, context: Context) -> None:
+        if self._keys is not None:
+            sent = {key: str(value) for key, value in context.invocation_metadata() or ()}
+            self._keys.admit(sent.get("authorization", ""), sent.get("x-api-key", ""))
 
     async def _fail(self, method: str, context: Context, error: Exception) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):

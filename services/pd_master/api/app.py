@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 from services.common.errors import SluiceError
 from services.pd_master.api.errors import ErrorShape, openai_error, retry_after
 from services.pd_master.api.http import ClientGoneError, HttpCall, Message, Receive, Send
+from services.pd_master.keys import ApiKeys
 from services.pd_master.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,8 @@ class Route(NamedTuple):
 
     handler: Handler
     errors: ErrorShape = openai_error
+    is_open: bool = False
+    """Answers without an API key: probes and metrics."""
 
 
 class NotFoundError(SluiceError):
@@ -45,11 +48,14 @@ class App:
         routes: dict[str, dict[str, Route]],
         metrics: GatewayMetrics,
         prefixes: dict[str, dict[str, Route]] | None = None,
+        keys: ApiKeys | None = None,
     ) -> None:
-        """`routes`: path -> method -> route. `prefixes`: the same for paths that begin so and go on."""
+        """`routes`: path -> method -> route. `prefixes`: the same for paths that begin so and go on. `keys`: None where
+        everybody may come."""
         self._routes = routes
         self._prefixes = prefixes or {}
         self._metrics = metrics
+        self._keys = keys
         self._not_found = Route(_no_such_path)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -59,6 +65,8 @@ class App:
         call = HttpCall(scope, receive, send)
         route = self._route(call)
         try:
+            if self._keys is not None and not route.is_open:
+                self._keys.admit(call.header(b"authorization"), call.header(b"x-api-key"))
             await route.handler(call)
         except ClientGoneError:
             call.status = 499  # in the counts only

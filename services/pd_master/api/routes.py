@@ -11,19 +11,20 @@ from services.pd_master.api.openai.completions import CompletionsEndpoint
 from services.pd_master.api.openai.models import PREFIX, ModelsEndpoint
 from services.pd_master.api.responses.responses import ResponsesEndpoint
 from services.pd_master.gateway import Gateway
+from services.pd_master.keys import ApiKeys
 
 
-def build_app(gateway: Gateway, health: HealthEndpoint) -> App:
+def build_app(gateway: Gateway, health: HealthEndpoint, keys: ApiKeys | None = None) -> App:
     """The whole API."""
     models = ModelsEndpoint(gateway)
     native = NativeEndpoint(gateway)
     info = InfoEndpoint(gateway)
     get = {
-        "/health": Route(health.live),
-        "/healthz": Route(health.live),
-        "/liveness": Route(health.live),
-        "/readiness": Route(health.readiness),
-        "/metrics": Route(health.metrics),
+        "/health": Route(health.live, is_open=True),
+        "/healthz": Route(health.live, is_open=True),
+        "/liveness": Route(health.live, is_open=True),
+        "/readiness": Route(health.readiness, is_open=True),
+        "/metrics": Route(health.metrics, is_open=True),
         "/v1/models": Route(models),
         "/token_load": Route(info.token_load),
         "/get_model_name": Route(info.model_name),
@@ -45,4 +46,4 @@ def build_app(gateway: Gateway, health: HealthEndpoint) -> App:
     routes = {path: {"GET": route} for path, route in get.items()}
     for path, route in post.items():
         routes.setdefault(path, {})["POST"] = route
-    return App(routes, gateway.metrics, prefixes={PREFIX: {"GET": Route(models.one)}})
+    return App(routes, gateway.metrics, prefixes={PREFIX: {"GET": Route(models.one)}}, keys=keys)

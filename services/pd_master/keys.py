@@ -1,0 +1,68 @@
+"""API keys: who may use the gateway, and under which name their requests are logged.
+
+Keys are kept and compared as SHA-256 digests: the time of a look-up tells nothing of a key that is not known already.
+"""
+
+import hashlib
+from contextvars import ContextVar
+from pathlib import Path
+
+from services.common.errors import SluiceError
+from services.common.options import ConfigError
+
+current_key: ContextVar[str] = ContextVar("current_key", default="")
+"""Name of the key that the request in work came with; empty where no keys are needed."""
+
+MIN_KEY_LENGTH = 16
+
+
+class UnauthenticatedError(SluiceError):
+    """No key, or one that is not known."""
+
+    code = "invalid_api_key"
+    http_status = 401
+    grpc_status = "UNAUTHENTICATED"
+
+
+class ApiKeys:
+    """The keys of one file, read once at the start."""
+
+    def __init__(self, keys: dict[str, str]) -> None:
+        """`keys`: name -> key."""
+        self._names = {_digest(key): name for name, key in keys.items()}
+
+    @classmethod
+    def load(cls, path: Path) -> "ApiKeys":
+        """Lines of `NAME KEY`; empty ones and those that begin with `#` are skipped. Raises ConfigError."""
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-keys-file: {error}") from error
+        keys: dict[str, str] = {}
+        for number, line in enumerate(lines, 1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            if len(words) != 2 or len(words[1]) < MIN_KEY_LENGTH or words[0] in keys:
+                problem = (
+                    f"line {number} must be `NAME KEY`: a name of its own, a key of {MIN_KEY_LENGTH} characters or more"
+                )
+                raise ConfigError(f"--api-keys-file: {path} {problem}")
+            keys[words[0]] = words[1]
+        if not keys:
+            raise ConfigError(f"--api-keys-file: {path} holds no key")
+        return cls(keys)
+
+    def admit(self, authorization: str, api_key: str) -> None:
+        """Take the values of the two headers that clients send a key in. Raises UnauthenticatedError."""
+        scheme, _, bearer = authorization.partition(" ")
+        key = api_key or (bearer.strip() if scheme.lower() == "bearer" else "")
+        name = self._names.get(_digest(key)) if key else None
+        if name is None:
+            problem = "this API key is not known" if key else "an API key is needed: Authorization: Bearer KEY"
+            raise UnauthenticatedError(problem)
+        current_key.set(name)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,100 @@
+"""API keys: a file of them, who is let in, and under which name requests are logged."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+import pytest_asyncio
+
+from services.common.config import GatewayConfig
+from services.common.options import ConfigError
+from services.pd_master.front import Front
+from services.pd_master.keys import ApiKeys, UnauthenticatedError, current_key
+from services.pd_master.metrics import GatewayMetrics
+from services.pd_master.model_text import ModelText
+from sluice.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.fakes.dispatcher import FakeDispatcher, FakeModel, FakeModels
+
+KEY = "sk-0123456789abcdef"
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "a secret"}]}
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "keys"
+    path.write_text(text)
+    return path
+
+
+def test_key_is_taken_from_either_header(tmp_path: Path) -> None:
+    keys = ApiKeys.load(write(tmp_path, f"# who may\n\nalice {KEY}\nbob {KEY}2\n"))
+    keys.admit(f"Bearer {KEY}", "")
+    assert current_key.get() == "alice"
+    keys.admit("", f"{KEY}2")
+    assert current_key.get() == "bob"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "api_key"), [("", ""), ("Bearer ", ""), (f"Basic {KEY}", ""), ("", KEY[:-1])]
+)
+def test_other_keys_are_refused(authorization: str, api_key: str) -> None:
+    with pytest.raises(UnauthenticatedError):
+        ApiKeys({"alice": KEY}).admit(authorization, api_key)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# none\n", "alice\n", "alice short\n", f"a {KEY}\na {KEY}2\n", f"a {KEY} more\n"]
+)
+def test_file_that_makes_no_sense_ends_the_start(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="--api-keys-file"):
+        ApiKeys.load(write(tmp_path, text))
+
+
+def test_file_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--api-keys-file"):
+        ApiKeys.load(tmp_path / "missing")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def front(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Front]:
+    keys = str(write(tmp_path, f"alice {KEY}\n"))
+    config = GatewayConfig(host="127.0.0.1", http_port=0, grpc_port=0, drain_s=1, api_keys_file=keys)
+    dispatcher = FakeDispatcher(ModelText(tiny_model).vocabulary)
+    front = Front(config, FakeModels(FakeModel("tiny", tiny_model)), dispatcher, GatewayMetrics())
+    stop = asyncio.Event()
+    served = asyncio.create_task(front.serve(stop))
+    yield front
+    stop.set()
+    await served
+
+
+async def test_http_needs_a_key_but_for_probes(front: Front, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{front.http_port}") as client:
+        refused = await client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code == 401
+        assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert (await client.post("/v1/messages", json={})).json()["error"]["type"] == "authentication_error"
+        for path in ("/health", "/readiness", "/metrics"):
+            assert (await client.get(path)).status_code == 200
+        allowed = await client.post("/v1/chat/completions", json=CHAT, headers={"Authorization": f"Bearer {KEY}"})
+        assert allowed.status_code == 200
+    (line,) = [record.getMessage() for record in caplog.records if "prompt_tokens=" in record.getMessage()]
+    assert "key=alice" in line
+    assert "finish=stop" in line
+    assert "secret" not in line
+
+
+async def test_grpc_needs_a_key(front: Front) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{front.grpc_port}") as channel:
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        request = gateway_pb2.ListModelsRequest()
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.ListModels(request)
+        assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        models = await stub.ListModels(request, metadata=(("authorization", f"Bearer {KEY}"),))
+        assert [model.name for model in models.models] == ["tiny"]

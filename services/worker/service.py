@@ -10,14 +10,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from services.common.errors import SluiceError
-from services.common.ipc import AttemptKey
 from services.common.messages import (
     AttemptEvent,
     Heartbeat,
-    LiveAttempt,
     MasterHello,
     MasterMessage,
     MasterRef,
@@ -31,6 +29,7 @@ from services.common.peer_messages import DecodeMessage, PrefillMessage
 from services.worker.engine_client import EngineClient
 from services.worker.jobs import JobEvent, Jobs
 from services.worker.protocol import effects as fx
+from services.worker.protocol.core import ProtocolCore
 from services.worker.session import MasterSession
 from services.worker.session_errors import LeavingError, SupersededError
 from services.worker.status import Status
@@ -38,47 +37,7 @@ from services.worker.status import Status
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
-
-
-class Core(Protocol):
-    """What `ProtocolCore` and its kinds have in common, as the service uses it."""
-
-    def master_hello(self, ref: MasterRef, session: int, live: list[LiveAttempt], now: float) -> list[fx.Effect]:
-        """A session to a master begins."""
-        ...
-
-    def master_closed(self, ref: MasterRef, session: int, now: float) -> list[fx.Effect]:
-        """That session ended."""
-        ...
-
-    def from_master(self, ref: MasterRef, message: MasterMessage, now: float) -> list[fx.Effect]:
-        """Anything but a hello."""
-        ...
-
-    def held(self, ref: MasterRef) -> list[AttemptKey]:
-        """For the heartbeat to this master."""
-        ...
-
-    def job_refused(self, job_id: int, error: SluiceError, now: float) -> list[fx.Effect]:
-        """The Router does not take a job."""
-        ...
-
-    def job_event(self, event: JobEvent, now: float) -> list[fx.Effect]:
-        """One event of the engine or the Router."""
-        ...
-
-    def tick(self, now: float) -> list[fx.Effect]:
-        """Each second."""
-        ...
-
-    def drain(self, now: float) -> list[fx.Effect]:
-        """Take nothing new, give back what waits."""
-        ...
-
-    @property
-    def num_attempts(self) -> int:
-        """Attempts that are known, ended but not forgotten ones included."""
-        ...
+Core: TypeAlias = ProtocolCore[Any]
 
 
 class PeerPort(Protocol):

@@ -6,7 +6,7 @@ from typing import Generic
 
 from services.common.errors import SluiceError
 from services.common.ipc import AttemptKey
-from services.common.messages import LiveAttempt, MasterRef
+from services.common.messages import LiveAttempt, MasterMessage, MasterRef
 from services.worker.jobs import GivenUp, JobEvent
 from services.worker.protocol.attempt import OpenLog
 from services.worker.protocol.effects import Effect
@@ -56,6 +56,10 @@ class ProtocolCore(ABC, Generic[A]):
         """That session ended."""
         self._masters.closed(ref, session, now)
         return self._take()
+
+    @abstractmethod
+    def from_master(self, ref: MasterRef, message: MasterMessage, now: float) -> list[Effect]:
+        """Anything but a hello."""
 
     def job_refused(self, job_id: int, error: SluiceError, now: float) -> list[Effect]:
         """The Router refused a job that was started."""

@@ -46,8 +46,8 @@ class TransferThread:
         bind: Callable[[], None],
         wake_loop: Callable[[], None],
     ) -> None:
-        """`bind` (`PageMemory.bind_thread`) is called first on the thread, `wake_loop` when it ends, so that a loop asleep
-        on its events finds out by `check`."""
+        """`bind` (`PageMemory.bind_thread`) is called first on the thread, `wake_loop` when it ends, so that a loop
+        asleep on its events finds out by `check`."""
         self._fabric = fabric
         self._side = side
         self._commands = commands

@@ -16,7 +16,7 @@ Schema = dict[str, Any]
 
 OF_THE_CHART = frozenset(
     {"role", "host", "grpc_port", "http_port", "advertise_address", "transfer_port", "workers", "discovery",
-     "worker_selector", "namespace", "kubernetes_url", "model", "served_model_name", "dtype", "load_format",
+     "worker_selector", "namespace", "api_keys_file", "model", "served_model_name", "dtype", "load_format",
      "max_context_tokens"}
 )  # fmt: skip
 """Options that the chart sets by itself or from other keys than the option's own."""
@@ -122,6 +122,7 @@ def _gateway() -> Schema:
             grpcPort=PORT,
             externalTrafficPolicy=one_of("", "Local", "Cluster"),
         ),
+        apiKeys=keys(values=STRINGS, existingSecret=STRING, key={"type": "string", "minLength": 1}),
         autoscaling=_autoscaling(targetCpuPercent=whole(1, 100)),
         serviceAccountAnnotations=STRINGS,
     )

@@ -1,6 +1,6 @@
-"""Check the chart: schema up to date, every option documented, every preset linted strictly and as its golden render.
+"""Check the chart: made files up to date, every option documented, every preset linted strictly and as its golden render.
 
-`python -m tools.check_chart` checks, `python -m tools.check_chart --update` writes the schema and the golden renders.
+`python -m tools.check_chart` checks, `--update` writes the schema, the dashboards and the golden renders.
 """
 
 import sys
@@ -12,6 +12,7 @@ import helm_python
 import yaml
 
 from tools.chart_schema import missing_keys, render_schema
+from tools.dashboards import DASHBOARDS, render_dashboard
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "sluice"
@@ -68,10 +69,17 @@ def lint_faults(name: str, **options: Any) -> list[str]:
     return [*said, *report["errors"]]
 
 
+def made_files() -> dict[Path, str]:
+    """Files of the chart that are made from code, and their text."""
+    folder = CHART / "files" / "dashboards"
+    return {SCHEMA: render_schema()} | {folder / f"{name}.json": render_dashboard(name) for name in DASHBOARDS}
+
+
 def faults() -> Iterator[str]:
     """Yield one line for each thing that is wrong."""
-    if SCHEMA.read_text() != render_schema():
-        yield "values.schema.json is not what tools/chart_schema.py makes of the options; run with --update"
+    for path, text in made_files().items():
+        if not path.exists() or path.read_text() != text:
+            yield f"{path.name} is not what tools/ makes of the options and panels; run with --update"
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     yield from (f"values.yaml: {key} is an option of the process and missing here" for key in missing_keys(defaults))
     for name in preset_names():
@@ -83,7 +91,8 @@ def faults() -> Iterator[str]:
 
 def update() -> None:
     """Write the schema and the golden renders."""
-    SCHEMA.write_text(render_schema())
+    for path, text in made_files().items():
+        path.write_text(text)
     GOLDEN.mkdir(exist_ok=True)
     for name in preset_names():
         (GOLDEN / f"{name}.yaml").write_text(golden_text(name))

@@ -14,6 +14,7 @@ from services.common.messages import MasterRef
 from services.common.options import ConfigError
 from services.pd_master.dispatcher import PdDispatcher
 from services.pd_master.fleet import Fleet
+from services.pd_master.fleet_metrics import FleetCollector
 from services.pd_master.front import Front
 from services.pd_master.kubernetes_discovery import build_discovery
 from services.pd_master.metrics import GatewayMetrics
@@ -52,6 +53,7 @@ async def _run(config: GatewayConfig) -> None:
         client_stall_s=config.client_stall_s,
         max_attempts=config.max_attempts,
     )
+    FleetCollector(metrics.registry, registry.snapshot)
     fleet = Fleet(master, registry, dispatcher)
     front = Front(config, fleet, dispatcher, metrics)
     fleet.stages = front.stages

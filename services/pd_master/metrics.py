@@ -1,6 +1,6 @@
 """Prometheus series of the gateway: a request's life as its user sees it (DESIGN section 7). Each series is fed."""
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from services.common.metrics import Series
 from services.pd_master.token_meter import TokenMeter
@@ -11,6 +11,7 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         series = Series(self.registry)
         self.http = series.counter("gateway_http_requests_total", "Answers by path and status", ("path", "status"))
         self.rpc = series.counter("gateway_rpcs_total", "gRPC answers by method and status", ("method", "status"))

@@ -58,6 +58,15 @@ def test_hugging_face_token_comes_from_a_secret() -> None:
     assert env["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "sluice-hugging-face", "key": "token"}
 
 
+def test_api_keys_are_a_secret_that_the_gateway_reads() -> None:
+    objects = render({"pdMaster": {"apiKeys": {"values": {"alice": "k1"}}}})
+    assert named(objects, "Secret", "sluice-api-keys")["stringData"] == {"api-keys": "alice k1\n"}
+    assert named(objects, "ConfigMap", "sluice-pd-master")["data"]["SLUICE_API_KEYS_FILE"] == "/etc/sluice/api-keys/keys"
+    mounts = {one["name"]: one["mountPath"] for one in container(objects, "sluice-pd-master")["volumeMounts"]}
+    assert mounts["api-keys"] == "/etc/sluice/api-keys"
+    assert "SLUICE_API_KEYS_FILE" not in named(render({}), "ConfigMap", "sluice-pd-master")["data"]
+
+
 def test_autoscaler_owns_the_replicas() -> None:
     objects = render(preset("2p4d-rdma"))
     assert "replicas" not in named(objects, "Deployment", "sluice-decode")["spec"]

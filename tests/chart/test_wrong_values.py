@@ -51,6 +51,10 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"model": {"source": "image"}}, ["model.image.reference: must name an image"]),
     ({"model": {"hub": {"cache": "pvc"}}}, ["model.hub.claimName: must name a claim"]),
     ({"huggingFace": {"token": "a", "existingSecret": "b"}}, ["huggingFace: give token or existingSecret, not both"]),
+    (
+        {"pdMaster": {"apiKeys": {"values": {"a": "b"}, "existingSecret": "c"}}},
+        ["pdMaster.apiKeys: give values or existingSecret, not both"],
+    ),
     ({"worker": {"livenessBudgetSeconds": 65}}, ["livenessBudgetSeconds: 65 must be more than engineStallS 60 + 10"]),
     ({"worker": {"rollout": {"maxSurge": 0, "maxUnavailable": 0}}}, ["could never replace a pod"]),
     ({"pdMaster": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, ["minReplicas: 9 is more than maxReplicas 8"]),

@@ -2,18 +2,23 @@
 
 import json
 import os
+import pathlib
 import sys
 import time
 import urllib.request
 
 host = os.environ[os.environ["SERVICE"] + "_SERVICE_HOST"]
 url = f"http://{host}:{os.environ['PORT']}"
+headers = {"Content-Type": "application/json"}
+keys = pathlib.Path("/etc/sluice/api-keys/keys")
+if keys.exists():  # lines of NAME KEY
+    headers["Authorization"] = "Bearer " + keys.read_text().split()[1]
 deadline = time.monotonic() + float(os.environ["TIMEOUT_S"])
 
 
 def get(path, body=None):
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
+    request = urllib.request.Request(url + path, data, headers)
     return urllib.request.urlopen(request, timeout=max(1.0, deadline - time.monotonic()))
 
 

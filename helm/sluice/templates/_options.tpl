@@ -46,8 +46,19 @@ SLUICE_{{ snakecase $key | upper }}: {{ $text | quote }}
 SLUICE_HTTP_PORT: "8000"
 SLUICE_GRPC_PORT: "8001"
 SLUICE_DISCOVERY: kubernetes
+{{- if include "sluice.apiKeysSecret" . }}
+SLUICE_API_KEYS_FILE: /etc/sluice/api-keys/keys
+{{- end }}
 SLUICE_NAMESPACE: {{ .Release.Namespace | quote }}
 SLUICE_WORKER_SELECTOR: {{ include "sluice.workerSelector" . | quote }}
+{{- end }}
+
+{{/* The Secret with the API keys; empty when there are none. */}}
+{{- define "sluice.apiKeysSecret" -}}
+{{- $keys := .Values.pdMaster.apiKeys -}}
+{{- if $keys.existingSecret -}}{{ $keys.existingSecret }}
+{{- else if $keys.values -}}{{ include "sluice.fullname" . }}-api-keys
+{{- end -}}
 {{- end }}
 
 {{- define "sluice.workerOptions" }}

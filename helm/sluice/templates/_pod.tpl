@@ -72,7 +72,7 @@ labels:
   {{- end }}
 annotations:
   checksum/config: {{ include "sluice.options" . | sha256sum }}
-  checksum/secret: {{ .ctx.Values.huggingFace.token | sha256sum | trunc 16 }}
+  checksum/secret: {{ list .ctx.Values.huggingFace.token (ternary .ctx.Values.pdMaster.apiKeys.values "" (eq .component "pd-master")) | toJson | sha256sum | trunc 16 }}
   kubectl.kubernetes.io/default-container: sluice
   {{- with merge (dict) .values.podAnnotations .ctx.Values.commonAnnotations }}
   {{- toYaml . | nindent 2 }}

@@ -21,6 +21,7 @@
 {{- if and (eq $model.hub.cache "hostPath") (not $model.hub.hostPath) }}{{ fail "model.hub.hostPath: must be a folder of the node when model.hub.cache is hostPath" }}{{ end -}}
 {{- end -}}
 {{- if and .Values.huggingFace.token .Values.huggingFace.existingSecret }}{{ fail "huggingFace: give token or existingSecret, not both" }}{{ end -}}
+{{- if and .Values.pdMaster.apiKeys.values .Values.pdMaster.apiKeys.existingSecret }}{{ fail "pdMaster.apiKeys: give values or existingSecret, not both" }}{{ end -}}
 {{- if and .Values.priorityClass.create (not .Values.priorityClass.name) }}{{ fail "priorityClass.name: must be given when priorityClass.create is true" }}{{ end -}}
 {{- end }}
 

@@ -1,0 +1,104 @@
+"""One cluster for all tests of this folder, with Sluice installed from its chart. Skipped where there is no cluster."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.images import TAG, build_images
+from tests.cluster.kube import TOOL, Kube, running_cluster
+from tests.cluster.load import Prompt
+from tests.integration.oracle import Oracle
+from tests.integration.prompts import CHAT
+from tools.check_chart import CHART, preset
+
+OUTPUT_TOKENS = 24
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cluster_is_there() -> None:
+    if not Path(os.environ.get(TOOL, "")).is_file():
+        pytest.skip(f"{TOOL} names no cluster tool")
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    """The demo model's folder."""
+    from services.cli.demo_model import fetch_demo_model
+
+    return fetch_demo_model()
+
+
+@pytest.fixture(scope="session")
+def expected(model_dir: Path) -> dict[Prompt, tuple[int, ...]]:
+    """What the oracle answers to a few prompts, computed before the cluster takes the machine."""
+    oracle = Oracle(model_dir)
+    prompts = [oracle.chat_ids(text) for text in CHAT[:6]]
+    return {prompt: oracle.generate_past_eos(prompt, OUTPUT_TOKENS) for prompt in prompts}
+
+
+@pytest.fixture(scope="session")
+def kube(expected: dict[Prompt, tuple[int, ...]]) -> Iterator[Kube]:
+    """The cluster; `expected` first, since its threads shall not be in the node's network."""
+    assert expected
+    images = build_images()
+    with running_cluster(list(images.values())) as running:
+        yield running
+
+
+def values(model_dir: Path) -> dict[str, Any]:
+    """The cpu-demo preset with the images and the model of this machine."""
+    of_demo = preset("cpu-demo")
+    of_demo["image"] = {
+        name: {"repository": f"localhost/sluice/{name}", "tag": TAG} for name in ("gateway", "worker")
+    }
+    of_demo["model"]["hostPath"]["path"] = str(model_dir)
+    of_demo["networkPolicy"] = {"prometheus": [{"namespaceSelector": {}}]}
+    of_demo["pdMaster"]["resources"] = of_demo["worker"]["resources"] = {"requests": {"cpu": "50m"}, "limits": {}}
+    return of_demo
+
+
+@pytest.fixture(scope="session")
+def installed(kube: Kube, model_dir: Path) -> Iterator["Release"]:
+    """Sluice from its chart, ready."""
+    release = Release(kube, values(model_dir))
+    release.install()
+    yield release
+    release.close()
+
+
+class Release:
+    """The release `sluice`, through the Helm engine."""
+
+    def __init__(self, kube: Kube, of_test: dict[str, Any]) -> None:
+        import helm_python  # its threads have to start inside the node's network
+
+        self._kube = kube
+        self.values = of_test
+        self.install_s = 0.0
+        self._config = helm_python.Config(kubeconfig_path=kube.kubeconfig, namespace=kube.namespace)
+
+    def install(self) -> None:
+        """Install and wait until all pods are Ready."""
+        began = time.monotonic()
+        self._config.install(CHART, "sluice", self.values, wait="watcher", timeout=300, create_namespace=True)
+        self.install_s = time.monotonic() - began
+
+    def upgrade(self, **changed: dict[str, Any]) -> None:
+        """Upgrade with changed values and wait until the rollout is through."""
+        merged = {key: {**self.values.get(key, {}), **changed.get(key, {})} for key in self.values | changed}
+        self._config.upgrade(CHART, "sluice", merged, wait="watcher", timeout=300)
+        for component in ("pd-master", "prefill", "decode"):
+            self._kube.wait(f"{component} rolled out", lambda name=component: self._kube.settled(name, 1), 240)
+        self.values = merged
+
+    def test(self) -> None:
+        """`helm test`. Raises when it fails."""
+        self._config.test("sluice", timeout=180)
+
+    def close(self) -> None:
+        """Let go of the engine; the cluster goes as a whole."""
+        self._config.close()

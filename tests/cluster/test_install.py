@@ -1,0 +1,146 @@
+"""From the chart to a streamed completion that equals the oracle's, with only the rights and ports that were promised."""
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cluster.conftest import Release
+from tests.cluster.kube import FOLDER, Kube
+from tests.cluster.load import Prompt
+from tests.integration.client import Answer, stream
+from tests.integration.cluster import http_get
+
+COMPONENTS = ("pd-master", "prefill", "decode")
+
+
+def ask(kube: Kube, prompt: Prompt, count: int) -> Answer:
+    """One stream through the Service."""
+
+    async def once() -> Answer:
+        async with httpx.AsyncClient(base_url=kube.service_url("sluice", 8000), trust_env=False) as client:
+            return await stream(client, prompt, count, ignore_eos=True)
+
+    return asyncio.run(once())
+
+
+def test_all_pods_become_ready_and_helm_test_passes(kube: Kube, installed: Release) -> None:
+    assert [len(kube.ready_pods(component)) for component in COMPONENTS] == [1, 1, 1]
+    installed.test()
+
+
+def test_streams_equal_the_oracle(
+    kube: Kube, installed: Release, expected: dict[Prompt, tuple[int, ...]], record_testsuite_property: Any  # noqa: ANN401
+) -> None:
+    began = time.monotonic()
+    for prompt, ids in expected.items():
+        answer = ask(kube, prompt, len(ids))
+        assert not answer.error
+        assert answer.token_ids == list(ids)
+    record_testsuite_property("install_s", round(installed.install_s, 1))
+    record_testsuite_property("streams_s", round(time.monotonic() - began, 1))
+
+
+def token_status(kube: Kube, token: str, path: str, method: str = "GET") -> int:
+    """The status the API server gives this token."""
+    server = "https://10.96.0.1"
+    request = urllib.request.Request(server + path, method=method, headers={"Authorization": f"Bearer {token}"})
+    import ssl
+
+    context = ssl.create_default_context(cafile=str(FOLDER / "pki" / "ca.crt"))
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            status: int = answer.status
+            return status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def gateway_token(kube: Kube) -> str:
+    """The token that the gateway's pod has."""
+    (account,) = (
+        one for one in kube.get("serviceaccounts") if one["metadata"]["name"] == "sluice-pd-master"
+    )
+    name = account["secrets"][0]["name"]
+    encoded = kube.kubectl("get", "secret", name, "-o", "jsonpath={.data.token}")
+    import base64
+
+    return base64.b64decode(encoded).decode()
+
+
+def test_gateway_may_list_and_watch_pods_of_its_namespace_and_nothing_else(kube: Kube, installed: Release) -> None:
+    assert installed
+    token, here = gateway_token(kube), f"/api/v1/namespaces/{kube.namespace}"
+    pod = kube.ready_pods("decode")[0]
+    assert token_status(kube, token, f"{here}/pods") == 200
+    assert token_status(kube, token, f"{here}/pods?watch=1&timeoutSeconds=1") == 200
+    refused = {
+        "get a pod": (f"{here}/pods/{pod}", "GET"),
+        "delete a pod": (f"{here}/pods/{pod}", "DELETE"),
+        "read its log": (f"{here}/pods/{pod}/log", "GET"),
+        "run in it": (f"{here}/pods/{pod}/exec?command=id", "POST"),
+        "make one": (f"{here}/pods", "POST"),
+        "list secrets": (f"{here}/secrets", "GET"),
+        "list config maps": (f"{here}/configmaps", "GET"),
+        "list services": (f"{here}/services", "GET"),
+        "list deployments": (f"/apis/apps/v1/namespaces/{kube.namespace}/deployments", "GET"),
+        "pods elsewhere": ("/api/v1/namespaces/kube-system/pods", "GET"),
+        "pods everywhere": ("/api/v1/pods", "GET"),
+        "nodes": ("/api/v1/nodes", "GET"),
+    }
+    assert {what: token_status(kube, token, *how) for what, how in refused.items()} == dict.fromkeys(refused, 403)
+
+
+def test_workers_have_no_token(kube: Kube, installed: Release) -> None:
+    assert installed
+    for component in ("prefill", "decode"):
+        command = ("ls", "/var/run/secrets/kubernetes.io/serviceaccount")
+        assert kube.kubectl("exec", kube.ready_pods(component)[0], "--", *command, check=False) == ""
+
+
+def listening(kube: Kube, pod: str) -> set[int]:
+    """The TCP ports on which a pod listens for others, from its own /proc/net."""
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        text = kube.kubectl("exec", pod, "--", "cat", f"/proc/net/{table}", check=False)
+        for line in text.splitlines()[1:]:
+            address, state = line.split()[1], line.split()[3]
+            host, _, port = address.partition(":")
+            if state == "0A" and not host.endswith("0100007F"):
+                ports.add(int(port, 16))
+    return ports
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_policies_name_every_port_that_is_open_and_no_other(kube: Kube, installed: Release, component: str) -> None:
+    assert installed
+    (policy,) = (one for one in kube.get("networkpolicies") if one["metadata"]["name"] == f"sluice-{component}")
+    opened = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+    data = set(range(9200, 9216))
+    found = listening(kube, kube.ready_pods(component)[0])
+    assert found - data == {port for port in opened - data} if component != "prefill" else True
+    assert found <= opened | (data if component == "prefill" else set())
+
+
+def test_metrics_of_every_pod_are_there(kube: Kube, installed: Release) -> None:
+    assert installed
+    for component, port in (("pd-master", 8000), ("prefill", 9000), ("decode", 9000)):
+        for pod in kube.pods(component):
+            status, text = http_get(f"http://{pod['status']['podIP']}:{port}/metrics")
+            assert status == 200
+            assert "sluice_" in text
+
+
+def test_gateway_found_the_workers_through_the_api(kube: Kube, installed: Release) -> None:
+    assert installed
+    status, text = http_get(kube.service_url("sluice", 8000) + "/metrics")
+    assert status == 200
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("sluice_discovery"))
+    assert samples["sluice_discovery_stale"] == "0.0"
+    assert samples['sluice_discovery_pods{state="open"}'] == "2.0"
+    assert json.loads(json.dumps(samples))

@@ -1,6 +1,7 @@
 """A worker as a process: readiness, drain, a broken engine, gRPC health and reflection."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.common import rpc
 from services.common.messages import Joined, Placed, PlacementRefused, RefusalReason, Refused
+from services.common.options import ConfigError
 from services.worker.app import WorkerBrokenError
 from services.worker.engine_client import EngineLostError
 from tests.fakes.master import make_request, master
@@ -110,6 +112,20 @@ async def test_a_broken_engine_ends_the_worker_and_its_streams() -> None:
             await asyncio.wait_for(one.task, 10)
         await m.until(lambda: m.links[one.address].error is not None)
         assert one.worker.status.problem() is not None
+
+
+async def test_a_model_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"--model: .*tokenizer\.json"):
+        await RunningWorker("decode", model=str(tmp_path)).task
+
+
+async def test_a_taken_port_is_named() -> None:
+    async with workers(decode) as (d,):
+        with pytest.raises(ConfigError, match="--grpc-port"):
+            RunningWorker("decode", grpc_port=int(d.address.rsplit(":", 1)[1]))
+        with pytest.raises(ConfigError, match="--http-port"):
+            await RunningWorker("decode", http_port=d.worker.http_port).task
 
 
 async def test_a_failing_core_ends_the_worker() -> None:

@@ -4,58 +4,20 @@ Exits 0 after Shutdown, 2 when the configuration or the model cannot be used, 1 
 log (stderr).
 """
 
-import logging
-import signal
+import os
 import sys
 
-from services.engine.channel import Channel, ControlProcessLostError
-from services.engine.config import ConfigError, EngineConfig, config_from_argv
-from services.engine.load import load_model
-from services.engine.loop import Engine, serve
-from services.engine.transfer_setup import open_transfer
 
-log = logging.getLogger("services.engine")
+def main() -> int:
+    """Set what must be set before torch loads, and run; returns the exit status.
 
+    OpenMP threads that wait sleep instead of spinning: two engines on one machine's cores otherwise spend their time
+    waiting for threads that the other one keeps from running (measured on two busy cores: 1600 ms a step, 60 without).
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from services.engine.process import run_process
 
-def main(argv: list[str] | None = None) -> int:
-    """Run one engine; returns the exit status."""
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # They reach the whole process group: the control process drains first, and then says Shutdown.
-        signal.signal(number, signal.SIG_IGN)
-    sys.setswitchinterval(1e-4)  # the default of 5 ms is longer than a step
-    try:
-        arguments = sys.argv[1:] if argv is None else argv
-        run(config_from_argv(arguments), lifeline=sys.stdin.fileno() if arguments == ["-"] else None)
-    except ConfigError as error:
-        log.error("%s", error)  # noqa: TRY400  the message is for a person; a traceback would bury it
-        return 2
-    except ControlProcessLostError as error:
-        log.error("ending: %s", error)  # noqa: TRY400
-        return 1
-    except Exception:  # the process's main: die once, loudly
-        log.exception("the engine failed")
-        return 1
-    return 0
-
-
-def run(config: EngineConfig, lifeline: int | None) -> None:
-    """Load the model, connect to the control process and serve it until Shutdown or the end of `lifeline`."""
-    model = load_model(config)
-    transfer = open_transfer(config, model)
-    try:
-        engine = Engine(config, model, transfer)
-        wake_fds = [] if transfer is None else [transfer.wake_fd]
-        with Channel(config.endpoint, wake_fds, lifeline) as channel:
-            serve(engine, channel)
-    finally:
-        if transfer is not None:
-            transfer.close()
+    return run_process(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from services.common.messages import Role
 from services.common.metrics import WorkerMetrics
 from services.common.options import ConfigError
 from services.common.request import Request
-from services.common.text import Vocabulary
 from services.worker.engine_client import ENGINE_COMMAND, EngineClient
 from services.worker.engine_config import engine_config
 from services.worker.health_server import METRICS_TYPE, HealthServer, Page, verdict
@@ -32,7 +31,7 @@ from services.worker.parts import BuildRole, Context, Parts
 from services.worker.protocol.times import Times
 from services.worker.rpc_errors import ErrorInterceptor
 from services.worker.service import WorkerService
-from services.worker.setup import model_folder, router_config, worker_hello
+from services.worker.setup import Model, open_model, router_config, worker_hello
 from services.worker.status import Status
 from sluice.v1 import reservation_pb2, worker_pb2, worker_pb2_grpc
 
@@ -66,7 +65,7 @@ class Worker:
         self.jobs: Jobs | None = None
         self.service: WorkerService | None = None
         self.identity = identify(config, self._bind())
-        self.engine = EngineClient(engine_config(config, self.identity), command=engine_command)
+        self.engine = EngineClient(command=engine_command)
         self.status = Status(self.engine, self._metrics, stall_s=config.engine_stall_s, max_queue=config.max_queue)
         self.http_port = 0
         self.serving = asyncio.Event()
@@ -98,10 +97,12 @@ class Worker:
             self.http_port = await pages.start(self._config.host, self._config.http_port)
         except OSError as error:
             raise ConfigError(f"--http-port: {error}") from error
-        await self.engine.start()
+        # Health answers while a model is downloaded.
+        model = await asyncio.to_thread(open_model, self._config)
+        await self.engine.start(engine_config(self._config, self.identity, model.path))
         ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         engine = asyncio.create_task(self.engine.run(lambda event: self._dispatch(event, ready)))
-        life = asyncio.create_task(self._live(ready))
+        life = asyncio.create_task(self._live(ready, model))
         try:
             await asyncio.wait({engine, life}, return_when=asyncio.FIRST_COMPLETED)
             if life.done():
@@ -131,14 +132,14 @@ class Worker:
 
     # ------------------------------------------------------------------------------------------------------- serving
 
-    async def _live(self, ready: "asyncio.Future[EngineReady]") -> None:
+    async def _live(self, ready: "asyncio.Future[EngineReady]", model: Model) -> None:
         stopping = asyncio.create_task(self._stopping.wait())
         first: list[asyncio.Future[Any]] = [stopping, ready]
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             return
         async with asyncio.TaskGroup() as tasks:
-            service, jobs = await self._set_up(ready.result())
+            service, jobs = self._set_up(ready.result(), model)
             background = [tasks.create_task(service.beat()), tasks.create_task(jobs.router.run())]
             await self._server.start()
             await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -158,17 +159,15 @@ class Worker:
         finally:
             broken.cancel()
 
-    async def _set_up(self, ready: EngineReady) -> tuple[WorkerService, Jobs]:
+    def _set_up(self, ready: EngineReady, model: Model) -> tuple[WorkerService, Jobs]:
         config, group = self._config, group_name(ready.model_fingerprint, ready.layout, ready.transfer_protocol)
-        folder = model_folder(config)
-        vocabulary = await asyncio.to_thread(Vocabulary.load, folder)
         service = WorkerService(
             self.engine, worker_hello(config, self.identity, group, ready), self.status, self._metrics
         )
         jobs = Jobs(self.engine, router_config(config, ready), self._metrics, service.job_event)
 
         def open_log(request: Request, choice: int, output_ids: list[int]) -> ChoiceOutput:
-            return ChoiceOutput(vocabulary, request, choice, output_ids, ready.eos_token_ids)
+            return ChoiceOutput(model.vocabulary, request, choice, output_ids, ready.eos_token_ids)
 
         times = Times(config.master_timeout_s, config.reservation_lease_s)
         context = Context(
@@ -178,7 +177,7 @@ class Worker:
         service.core, service.peers, service.jobs = parts.core, parts.peers, jobs
         self._parts, self.jobs, self.service, self.status.router = parts, jobs, service, jobs.router
         self.status.sample()
-        self._add_services(WorkerServicer(service, folder))
+        self._add_services(WorkerServicer(service, model.folder))
         return service, jobs
 
     def _add_services(self, servicer: WorkerServicer) -> None:

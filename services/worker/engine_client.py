@@ -48,13 +48,9 @@ class EngineLostError(RuntimeError):
 
 
 class EngineClient:
-    """Owns the engine process and its socket. Used by the worker's services; all calls come from the one event loop.
+    """Owns the engine process and its socket. Used by the worker's services; all calls come from the one event loop."""
 
-    config: the engine's settings as JSON values (`services.worker.engine_config`); the endpoint is added here.
-    """
-
-    def __init__(self, config: dict[str, Any], *, command: tuple[str, ...] = ENGINE_COMMAND) -> None:
-        self._config = config
+    def __init__(self, *, command: tuple[str, ...] = ENGINE_COMMAND) -> None:
         self._command = command
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-")
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
@@ -67,8 +63,11 @@ class EngineClient:
         self.usage = Usage(0, 0, 0, 0, 0)
         self.step = 0
 
-    async def start(self) -> None:
-        """Start the process; it is up when `run` has dispatched its EngineReady."""
+    async def start(self, config: dict[str, Any]) -> None:
+        """Start the process; it is up when `run` has dispatched its EngineReady.
+
+        config: the engine's settings as JSON values (`services.worker.engine_config`); the endpoint is added here.
+        """
         address = f"ipc://{Path(self._folder.name) / 'engine.sock'}"
         for option in (zmq.SNDHWM, zmq.RCVHWM):
             self._socket.setsockopt(option, HIGH_WATER_MARK)
@@ -77,7 +76,7 @@ class EngineClient:
         self._process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE)
         assert self._process.stdin is not None
         # One line on stdin, since others can read argv. The pipe stays open: its end tells the engine that we are gone.
-        self._process.stdin.write(msgspec.json.encode({**self._config, "endpoint": address}) + b"\n")
+        self._process.stdin.write(msgspec.json.encode({**config, "endpoint": address}) + b"\n")
         self._heard_at = time.monotonic()
         log.info("engine started, pid %s", self._process.pid)
 

@@ -1,9 +1,9 @@
 """A worker's options as the engine process takes them: one mapping, written once to its stdin."""
 
+from pathlib import Path
 from typing import Any
 
 from services.common.config import WorkerConfig
-from services.common.model_source import resolve_model
 from services.worker.identity import WorkerIdentity
 
 _SAME_NAME = ("role", "load_format", "dtype", "backend", "max_running_requests", "chunk_tokens", "prefix_cache")
@@ -22,12 +22,12 @@ _TRANSFER = {
 }
 
 
-def engine_config(config: WorkerConfig, identity: WorkerIdentity) -> dict[str, Any]:
-    """JSON values by the engine's names. Raises ConfigError when the model cannot be found."""
+def engine_config(config: WorkerConfig, identity: WorkerIdentity, model: Path) -> dict[str, Any]:
+    """JSON values by the engine's names. model: where the model lies on this machine."""
     values: dict[str, Any] = {name: getattr(config, name) for name in _SAME_NAME}
     values |= {name: getattr(config, ours) or None for name, ours in _ZERO_IS_AUTO.items()}
     return values | {
-        "model": str(resolve_model(config.model)),
+        "model": str(model),
         "random_seed": config.seed,
         "memory_fraction": config.kv_memory_fraction,
         "worker_id": identity.ref.worker_id,

@@ -12,6 +12,7 @@ engine answers, and hands the owner what concerns the job. A job's last event is
 
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -77,6 +78,7 @@ class Jobs:
         config: RouterConfig,
         metrics: WorkerMetrics,
         on_event: Callable[[JobEvent], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._metrics = metrics
@@ -84,7 +86,7 @@ class Jobs:
         self._on_event = on_event
         self._ids = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
-        self.router = Router(config, Outlets(self._propose, self._give_up, self._reserve_first))
+        self.router = Router(config, Outlets(self._propose, self._give_up, self._reserve_first), clock)
 
     def __len__(self) -> int:
         return len(self._jobs)

@@ -1,20 +1,37 @@
 """From options and the engine's report to what a worker is made of."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from services.common.config import WorkerConfig
 from services.common.ipc import EngineReady
 from services.common.messages import PROTOCOL, Limits, Role, WorkerHello
 from services.common.model_source import model_name, resolve_model
+from services.common.options import ConfigError
+from services.common.text import Vocabulary
 from services.router.output_length import LengthConfig
 from services.router.work import RouterConfig
 from services.worker.identity import WorkerIdentity
 
 
-def model_folder(config: WorkerConfig) -> Path:
-    """Where the model's tokenizer lies. Raises ConfigError when there is no such model."""
+class Model(NamedTuple):
+    """A model on this machine."""
+
+    path: Path
+    """The folder, or the GGUF file."""
+    folder: Path
+    """Where its tokenizer lies."""
+    vocabulary: Vocabulary
+
+
+def open_model(config: WorkerConfig) -> Model:
+    """Find the model, downloading it when need be, and read its tokenizer. Blocks. Raises ConfigError."""
     path = resolve_model(config.model)
-    return path.parent if path.is_file() else path
+    folder = path.parent if path.is_file() else path
+    try:
+        return Model(path, folder, Vocabulary.load(folder))
+    except ValueError as error:
+        raise ConfigError(f"--model: {error}") from error
 
 
 def router_config(config: WorkerConfig, ready: EngineReady) -> RouterConfig:

@@ -34,12 +34,12 @@ class Running:
     """A client whose engine is up, and its events as a queue."""
 
     def __init__(self, *options: str, command: tuple[str, ...] = FAKE) -> None:
-        self.client = EngineClient({}, command=(*command, *options))
+        self.client = EngineClient(command=(*command, *options))
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.task: asyncio.Task[None] | None = None
 
     async def up(self) -> "Running":
-        await self.client.start()
+        await self.client.start({})
         self.task = asyncio.create_task(self.client.run(self.events.put_nowait))
         assert isinstance(await self.next(EngineReady), EngineReady)
         return self
@@ -103,16 +103,16 @@ async def test_a_killed_engine_is_an_error_of_the_worker() -> None:
 
 
 async def test_an_engine_that_fails_at_start_is_an_error_of_the_worker() -> None:
-    client = EngineClient({}, command=(sys.executable, "-c", "raise SystemExit(3)"))
-    await client.start()
+    client = EngineClient(command=(sys.executable, "-c", "raise SystemExit(3)"))
+    await client.start({})
     with pytest.raises(EngineLostError, match="status 3"):
         await asyncio.wait_for(client.run(lambda _: None), 10)
     await client.stop()
 
 
 async def test_stop_before_the_engine_is_up_ends_it() -> None:
-    client = EngineClient({}, command=(*FAKE, "--load-s", "60"))
-    await client.start()
+    client = EngineClient(command=(*FAKE, "--load-s", "60"))
+    await client.start({})
     await asyncio.wait_for(client.stop(), 5)
     assert client.pid is None
 

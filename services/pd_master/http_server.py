@@ -39,6 +39,7 @@ class HttpServer:
             log_config=None,
             log_level="warning",
             access_log=False,
+            proxy_headers=False,
             server_header=False,
             date_header=True,
             backlog=4096,

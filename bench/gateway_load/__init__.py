@@ -1,0 +1,1 @@
+"""Parts of the gateway benchmark: a worker without an engine, and a client that costs little."""

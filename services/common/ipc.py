@@ -1,19 +1,20 @@
 """The seam between a worker's control process and its engine process (rank 0): messages and a channel.
 
-msgspec MessagePack over one ZMQ PAIR socket on `ipc://`. Both sides bind their own end of the protocol: the control process
+msgspec MessagePack over one ZMQ PAIR socket on `ipc://`. Each side has its end of the protocol: the control process
 sends `Command`s, the engine sends `Event`s. Neither waits for the other: the engine drains commands between steps, the
 control process awaits events (DESIGN R15: the engine never blocks on ipc; a full socket ends the process).
 
-Identity. A *job* is one attempt of one request on this worker: a prompt computed here, or a prompt whose KV arrives. A job
-has `num_choices` *sequences*, named `(job_id, choice)`. Job ids are never reused within an engine's life. On the KV transfer
-a job is named by its `AttemptKey`, because both workers know that.
+Identity. A *job* is one attempt of one request on this worker: a prompt computed here, or a prompt whose KV arrives. A
+job has one or more *sequences*, named `(job_id, choice)`. Job ids are never reused within an engine's life. On the KV
+transfer a job is named by its `AttemptKey`, because both workers know that.
 
 Who moves a job:
   prefill: Admit(hand_over) -> Admitted | Deferred; Place -> pushes start; StepDone carries token 0 of each choice;
            Release (the decode worker joined) or Abort frees it.
-  decode:  Reserve -> Reserved | Deferred; KV arrives; Join -> Joined, then StepDone for every step; ends by StepDone.finish,
-           Finish (the control process saw a stop string) or Abort. Preempted(job, choice) returns one to the control process,
-           which resumes it by Admit with its output ids. Revoked(job) takes back a reservation that has no bytes yet.
+  decode:  Reserve -> Reserved | Deferred; KV arrives; Join -> Joined, then StepDone for every step; ends by
+           StepDone.finish, Finish (the control process saw a stop string) or Abort. Preempted(job, choice) returns one
+           to the control process, which resumes it by Admit with its output ids. Revoked(job) takes back a reservation
+           that has no bytes yet.
   mixed:   Admit(hand_over=False) computes and decodes in one pool.
 """
 
@@ -25,11 +26,11 @@ import msgspec
 from services.common.request import FinishReason, SamplingParams, TokenLogprob
 
 IPC_PROTOCOL = 1
-"""Raised on every incompatible change; both ends of a pod start from one image, so a difference is a broken deployment."""
+"""Raised on every incompatible change; both ends of a pod start from one image: a difference is a broken deployment."""
 
 
 class AttemptKey(msgspec.Struct, frozen=True, array_like=True):
-    """`(request_id, attempt)`, which names one try of a request on one pair of workers everywhere (DESIGN section 1)."""
+    """`(request_id, attempt)`, which names one try of a request on one pair of workers everywhere."""
 
     request_id: str
     attempt: int
@@ -44,7 +45,7 @@ class EngineStop(msgspec.Struct, frozen=True, omit_defaults=True):
     """Includes the model's EOS ids unless the request ignores EOS."""
 
 
-# ---------------------------------------------------------------------------------------------- control process -> engine
+# ------------------------------------------------------------------------------------------ control process -> engine
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
@@ -57,10 +58,10 @@ class Admit(msgspec.Struct, frozen=True, tag="admit"):
     sampling: SamplingParams
     stop: EngineStop
     arrival: float
-    """Age rank of the *request* (its arrival on any monotonic scale of this worker): the latest is preempted first (R18)."""
+    """Age rank of the *request*, its arrival on any monotonic scale of this worker: the latest is preempted first."""
     output_ids: bytes = b""
-    """Ids the request has produced already, int32; only with one choice. They are computed like prompt and count as output
-    for penalties, noise positions and limits (DESIGN R9)."""
+    """Ids the request has produced already, int32; only with one choice. They are computed like prompt and count as
+    output for penalties, noise positions and limits (R9)."""
     choices: tuple[int, ...] = (0,)
     """Choice numbers to sample; the noise of each is a function of (seed, choice, position)."""
     hand_over: bool = False
@@ -68,7 +69,7 @@ class Admit(msgspec.Struct, frozen=True, tag="admit"):
 
 
 class Place(msgspec.Struct, frozen=True, tag="place"):
-    """The decode worker granted: push KV of tokens [skip_tokens, end) of this job to a connected peer, chunk by chunk."""
+    """The decode worker granted: push KV of tokens [skip_tokens, end) of this job to a connected peer, as computed."""
 
     job_id: int
     peer_id: str
@@ -153,7 +154,7 @@ Command: TypeAlias = (
 )
 
 
-# ---------------------------------------------------------------------------------------------- engine -> control process
+# ------------------------------------------------------------------------------------------ engine -> control process
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -264,7 +265,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """At least once a second while nothing else is sent: the loop turns. `busy_s` is the age of the step that runs, 0 idle."""
+    """At least once a second while nothing else is sent. `busy_s` is the age of the step that runs, 0 when idle."""
 
     step: int
     busy_s: float

@@ -94,12 +94,20 @@ class Worker:
         """Live. Raises EngineLostError, or ConfigError when a port is taken; returns after `stop`."""
         pages = HealthServer(self._pages())
         try:
-            self.http_port = await pages.start(self._config.host, self._config.http_port)
+            self.http_port = await self._listen(pages)
+            model = await asyncio.to_thread(open_model, self._config)  # health answers while a model is downloaded
+            await self.engine.start(engine_config(self._config, self.identity, model.path))
+            await self._run_engine(model)
+        finally:
+            await pages.stop()
+
+    async def _listen(self, pages: HealthServer) -> int:
+        try:
+            return await pages.start(self._config.host, self._config.http_port)
         except OSError as error:
             raise ConfigError(f"--http-port: {error}") from error
-        # Health answers while a model is downloaded.
-        model = await asyncio.to_thread(open_model, self._config)
-        await self.engine.start(engine_config(self._config, self.identity, model.path))
+
+    async def _run_engine(self, model: Model) -> None:
         ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         engine = asyncio.create_task(self.engine.run(lambda event: self._dispatch(event, ready)))
         life = asyncio.create_task(self._live(ready, model))
@@ -114,7 +122,6 @@ class Worker:
             life.cancel()
             await asyncio.gather(life, return_exceptions=True)
             await self._end(engine)
-            await pages.stop()
 
     def _dispatch(self, event: ipc.Event, ready: "asyncio.Future[EngineReady]") -> None:
         match event:

@@ -52,7 +52,7 @@ class EngineClient:
 
     def __init__(self, *, command: tuple[str, ...] = ENGINE_COMMAND) -> None:
         self._command = command
-        self._folder = tempfile.TemporaryDirectory(prefix="sluice-")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
         self._process: asyncio.subprocess.Process | None = None
         self._outbox: list[Command] = []
@@ -68,6 +68,7 @@ class EngineClient:
 
         config: the engine's settings as JSON values (`services.worker.engine_config`); the endpoint is added here.
         """
+        self._folder = tempfile.TemporaryDirectory(prefix="sluice-")
         address = f"ipc://{Path(self._folder.name) / 'engine.sock'}"
         for option in (zmq.SNDHWM, zmq.RCVHWM):
             self._socket.setsockopt(option, HIGH_WATER_MARK)
@@ -175,4 +176,5 @@ class EngineClient:
 
     def _close(self) -> None:
         self._socket.close()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()

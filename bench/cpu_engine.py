@@ -7,7 +7,6 @@ Rounds alternate between the two, so that whatever else the machine does falls o
 prefix is cached. Medians over rounds, with the fastest and slowest beside them.
 """
 
-# ruff: noqa: E402
 import argparse
 import json
 import os

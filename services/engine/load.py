@@ -79,12 +79,25 @@ def _load_name(config: EngineConfig) -> str:
     return f"random {config.random_seed}" if config.load_format == "random" else "files"
 
 
+def _gguf_file(path: Path, config: EngineConfig) -> Path | None:
+    """The GGUF file to read: the path itself, or the only one of a folder that has no safetensors; None otherwise."""
+    if path.is_file():
+        return path
+    wanted = config.load_format == "gguf" or (config.load_format == "auto" and not any(path.glob("*.safetensors")))
+    files = sorted(path.glob("*.gguf")) if wanted else []
+    if len(files) > 1 or (config.load_format == "gguf" and not files):
+        found = ", ".join(file.name for file in files) or "none"
+        raise ConfigError(f"model folder {path} should hold one .gguf file; it holds {found}")
+    return files[0] if files else None
+
+
 def _open_model(config: EngineConfig) -> tuple[ModelConfig, Callable[[torch.device, torch.dtype], WeightSource]]:
     """The model's shape, and a function that opens its weights once device and dtype are known."""
     path = Path(config.model).expanduser()
     if not path.exists():
         raise ConfigError(f"model {config.model} is neither a folder nor a file here")
-    if path.suffix == ".gguf" or config.load_format == "gguf":
+    path = _gguf_file(path, config) or path
+    if path.suffix == ".gguf":
         from services.engine.models.gguf import GgufModel  # reading GGUF needs a package that few deployments use
 
         opened = GgufModel(path)

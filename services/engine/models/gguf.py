@@ -46,9 +46,9 @@ class GgufModel:
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """See WeightSource."""
-        tensor = self._tensors.get(_gguf_name(name))
+        tensor = self._tensors.get(gguf_name(name))
         if tensor is None:
-            raise ConfigError(f"{self._path}: no tensor named {_gguf_name(name)} (for {name})")
+            raise ConfigError(f"{self._path}: no tensor named {gguf_name(name)} (for {name})")
         values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy()).reshape(shape)
         if self.config.family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = shape[0] // self.config.head_dim
@@ -88,7 +88,8 @@ class GgufModel:
         return None if field is None else field.contents()
 
 
-def _gguf_name(name: str) -> str:
+def gguf_name(name: str) -> str:
+    """Hugging Face name of a weight -> its name in GGUF."""
     if name in _OUTSIDE:
         return _OUTSIDE[name]
     _, _, layer, rest = name.split(".", 3)

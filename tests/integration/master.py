@@ -47,9 +47,9 @@ class RunningMaster:
 
 
 @contextlib.asynccontextmanager
-async def master(*addresses: str) -> AsyncIterator[RunningMaster]:
+async def master(*addresses: str, master_id: str = "m") -> AsyncIterator[RunningMaster]:
     """A master for these workers."""
-    running = RunningMaster(*addresses)
+    running = RunningMaster(*addresses, master_id=master_id)
     try:
         yield running
     finally:

@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -86,17 +87,22 @@ def products(device: torch.device, rows: int) -> Iterator[Case]:
         shape = getattr(recipe, name)
         weights = [normal(2 * n if gated else n, k) for _ in range(COPIES)]
         x, out, scaled = normal(rows, k), normal(rows, n), normal(rows, n)
-        to_residual = name in ("out", "down")
+        edges: dict[str, object] = {"gated": gated, "split": split, "pdl": True}
+        if name in ("out", "down"):
+            edges |= {"residual": out, "norm_out": NormOut(norm, scaled, squares)}
+        else:
+            edges["norm_in"] = NormIn(squares, 64, 1e-5)
         gemm = skinny_gemm if isinstance(shape, GemmShape) else streamed_gemm
+        yield Case(f"{name} B={rows} {type(shape).__name__}", partial(_each, gemm, weights, x, out, shape, edges),
+                   COPIES, weights[0].nbytes, flops=2 * rows * weights[0].numel())  # fmt: skip
 
-        def launches(weights=weights, x=x, out=out, scaled=scaled, shape=shape, gated=gated, to_residual=to_residual, gemm=gemm) -> None:  # noqa: ANN001
-            for w in weights:
-                gemm(x, w, out, shape, gated=gated, residual=out if to_residual else None,
-                     norm_in=None if to_residual else NormIn(squares, 64, 1e-5), split=split,
-                     norm_out=NormOut(norm, scaled, squares) if to_residual else None, pdl=True)  # fmt: skip
 
-        yield Case(f"{name} B={rows} {type(shape).__name__}", launches, COPIES, weights[0].nbytes,
-                   flops=2 * rows * weights[0].numel())  # fmt: skip
+def _each(
+    gemm: Callable[..., None], weights: list[torch.Tensor], x: torch.Tensor, out: torch.Tensor, shape: object,
+    edges: dict[str, object],
+) -> None:  # fmt: skip
+    for w in weights:
+        gemm(x, w, out, shape, **edges)
 
 
 def attention(device: torch.device, name: str, lens: list[int], *, scattered: bool) -> Iterator[Case]:
@@ -123,7 +129,8 @@ def prompts(device: torch.device, count: int, length: int) -> Iterator[Case]:
     """Prefill attention by the Triton kernel."""
     lens = [length] * count
     ctx = contexts(lens, device, scattered=True)
-    kv, q, out = normal(ctx.num_slots + 1, 16, 128), normal(count * length, HEADS.qkv_width), normal(count * length, HIDDEN)
+    kv, q = normal(ctx.num_slots + 1, 16, 128), normal(count * length, HEADS.qkv_width)
+    out = normal(count * length, HIDDEN)
     tuning = PrefillTuning()
     tiles = torch.tensor(prefill_tiles(lens, lens, tuning.block_queries), dtype=torch.int32, device=device)
     starts = torch.arange(0, count * length + 1, length, dtype=torch.int32, device=device)
@@ -139,7 +146,7 @@ def copies(device: torch.device) -> Iterator[Case]:
     kv, page = normal(32, 16 * n + 1, 16, 128), normal(32, n, 16, 128)
     slots = torch.randperm(16 * n, device=device)[:n].int()
     for programs in (8, 16, 32, 132):
-        yield Case(f"gather page, {programs} programs", lambda p=programs: gather_page(kv, slots, page, p), 1,
+        yield Case(f"gather page, {programs} programs", partial(gather_page, kv, slots, page, programs), 1,
                    page.nbytes, page.nbytes)  # fmt: skip
     yield Case("scatter page, 16 programs", lambda: scatter_page(page, slots, kv), 1, page.nbytes, page.nbytes)
 
@@ -151,10 +158,11 @@ def choices(device: torch.device, rows: int) -> Iterator[Case]:
         logits = torch.randn(rows, VOCAB, device=device) * spread
         half = logits.to(BF16)
         if kind == "flat":
-            yield Case(f"argmax B={rows}", lambda: argmax(half, out, scratch), 1, half.nbytes)
-        for what, given in (("top-p 0.9", (0, 0.9, 0.0)), ("top-k 50", (50, 1.0, 0.0)), ("top-k 50, top-p 0.9", (50, 0.9, 0.0))):
+            yield Case(f"argmax B={rows}", partial(argmax, half, out, scratch), 1, half.nbytes)
+        for what, given in (("top-p 0.9", (0, 0.9, 0.0)), ("top-k 50", (50, 1.0, 0.0)),
+                            ("top-k 50, top-p 0.9", (50, 0.9, 0.0))):  # fmt: skip
             setting = sampling_rows(rows, device, *given)
-            yield Case(f"{what} B={rows} {kind}", lambda x=half, s=setting: sample(x, s, out), 1, half.nbytes)
+            yield Case(f"{what} B={rows} {kind}", partial(sample, half, setting, out), 1, half.nbytes)
 
 
 def sampling_rows(rows: int, device: torch.device, top_k: int, top_p: float, min_p: float) -> SamplingRows:
@@ -171,8 +179,9 @@ def cases(device: torch.device) -> Iterator[Case]:
     yield from elementwise(device)
     for rows in (1, 16, 32, 64):
         yield from products(device, rows)
-    for name, lens in (("1 x 1k", [1024]), ("16 x 1k", [1024] * 16), ("64 x 1k", [1024] * 64), ("256 x 1k", [1024] * 256),
-                       ("64 x 8k", [8000] * 64), ("1 x 64k", [65536]), ("64k + 63 x 1k", [65536] + [1024] * 63)):  # fmt: skip
+    for name, lens in (("1 x 1k", [1024]), ("16 x 1k", [1024] * 16), ("64 x 1k", [1024] * 64),
+                       ("256 x 1k", [1024] * 256), ("64 x 8k", [8000] * 64), ("1 x 64k", [65536]),
+                       ("64k + 63 x 1k", [65536] + [1024] * 63)):  # fmt: skip
         yield from attention(device, name, lens, scattered=True)
         yield from attention(device, name, lens, scattered=False)
     yield from prompts(device, 8, 1024)

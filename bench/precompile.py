@@ -1,4 +1,4 @@
-"""Compiles kernels in parallel, for one target, without a card: what a sweep launches later is then in Triton's cache."""
+"""Compiles kernels in parallel without a card: what a sweep launches later is then in Triton's cache."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def _start() -> None:
     driver.set_active(_NoDevice())
     run = JITFunction.run
 
-    def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:  # noqa: ARG001
+    def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:  # noqa: ANN401, ARG001
         return run(self, *args, grid=grid, warmup=True, **kwargs)
 
     JITFunction.run = compile_only
 
 
-def _one(launch: Callable[..., None], candidate: Any) -> str | None:
+def _one(launch: Callable[..., None], candidate: object) -> str | None:
     try:
         launch(candidate, torch.device("cpu"))
     except Exception as error:  # noqa: BLE001 - a candidate that does not compile is a result

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import torch
 
+from bench import ceilings
 from bench.llama_shape import HEADS, contexts, random_decoder, random_pool, rope_tables
 from bench.timing import call_ms
 from kernels.prefill_attention import PrefillTuning, prefill_tiles
@@ -47,6 +49,7 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device("cuda")
     torch.manual_seed(0)
+    print(ceilings.measure(device))
     decoder, rope = random_decoder(device), rope_tables(device)
     for (prompts, length), bar in BARS.items():
         batch, num_slots = whole_prompts(prompts, length, device)
@@ -54,7 +57,7 @@ def main() -> None:
         logits = {}
         for attention in PromptAttention:
             step = PrefillStep(decoder, HEADS, rope, pool, attention, TUNING)
-            ms = call_ms(lambda: step(batch).argmax(-1), calls=3, rounds=3)  # noqa: B023
+            ms = call_ms(lambda: step(batch).argmax(-1), calls=4, rounds=5)  # noqa: B023
             logits[attention] = step(batch)
             rate = prompts * length / ms * 1e3
             print(f"prefill {prompts} x {length} {attention.value:7} {ms:8.2f} ms {rate:8.0f} tok/s  bar {bar}  "
@@ -65,14 +68,15 @@ def main() -> None:
         print(f"    relative difference of the logits {((a - b).float().norm() / a.float().norm()):.2e}", flush=True)
 
 
-def profile(call) -> None:  # noqa: ANN001
+def profile(call: Callable[[], object]) -> None:
     """Print where the time goes, by kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as run:
         call()
         torch.cuda.synchronize()
     for row in sorted(run.key_averages(), key=lambda r: -r.device_time_total)[:12]:
         if row.device_time_total:
-            print(f"    {row.count:4} x {row.device_time_total / row.count:8.2f} us = {row.device_time_total / 1e3:7.2f} ms  {row.key[:80]}")
+            each, total = row.device_time_total / row.count, row.device_time_total / 1e3
+            print(f"    {row.count:4} x {each:8.2f} us = {total:7.2f} ms  {row.key[:80]}")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def replay_ms(graph: torch.cuda.CUDAGraph, replays: int = 10, rounds: int = 5) -
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) / replays)
-    return sorted(times)[len(times) // 2]
+    return float(sorted(times)[len(times) // 2])
 
 
 def call_ms(call: Callable[[], object], calls: int = 5, rounds: int = 5) -> float:
@@ -49,4 +49,4 @@ def call_ms(call: Callable[[], object], calls: int = 5, rounds: int = 5) -> floa
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) / calls)
-    return sorted(times)[len(times) // 2]
+    return float(sorted(times)[len(times) // 2])

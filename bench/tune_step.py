@@ -28,16 +28,21 @@ SHAPES = {
     16: {
         "qkv": [G(64, 16, 128, 1, 6), S(64, 16, 128, 1, 5), S(64, 16, 128, 1, 8), S(64, 16, 64, 1, 10),
                 S(64, 16, 128, 2, 4), S(128, 16, 64, 2, 5)],
-        "out": [G(32, 16, 256, 1, 5), S(64, 16, 128, 2, 3), S(64, 16, 128, 2, 5), S(64, 16, 64, 2, 8), S(64, 16, 128, 4, 3)],
+        "out": [G(32, 16, 256, 1, 5), S(64, 16, 128, 2, 3), S(64, 16, 128, 2, 5), S(64, 16, 64, 2, 8),
+                S(64, 16, 128, 4, 3)],
         "gate_up": [G(64, 16, 128, 1, 3), S(64, 16, 128, 1, 3), S(64, 16, 64, 1, 4), S(64, 16, 64, 1, 6),
                     S(128, 16, 64, 1, 3), S(128, 16, 64, 1, 6)],
-        "down": [G(64, 16, 128, 2, 6), S(64, 16, 128, 2, 3), S(64, 16, 128, 2, 5), S(64, 16, 64, 2, 10), S(64, 16, 128, 4, 3)],
+        "down": [G(64, 16, 128, 2, 6), S(64, 16, 128, 2, 3), S(64, 16, 128, 2, 5), S(64, 16, 64, 2, 10),
+                 S(64, 16, 128, 4, 3)],
     },
     64: {
-        "qkv": [G(64, 64, 128, 1, 4), S(64, 64, 128, 1, 3), S(64, 64, 64, 1, 6), S(128, 64, 64, 2, 4), S(128, 64, 64, 3, 3)],
+        "qkv": [G(64, 64, 128, 1, 4), S(64, 64, 128, 1, 3), S(64, 64, 64, 1, 6), S(128, 64, 64, 2, 4),
+                S(128, 64, 64, 3, 3)],
         "out": [G(64, 64, 128, 2, 4), S(64, 64, 128, 2, 3), S(64, 64, 64, 2, 6), S(128, 64, 64, 4, 4)],
-        "gate_up": [G(64, 64, 64, 1, 5), S(64, 64, 64, 1, 4), S(128, 64, 64, 1, 3), S(128, 64, 64, 1, 5), S(64, 64, 128, 1, 2)],
-        "down": [G(64, 64, 128, 2, 6), S(64, 64, 128, 2, 3), S(64, 64, 64, 2, 6), S(128, 64, 64, 4, 4), S(64, 64, 128, 4, 3)],
+        "gate_up": [G(64, 64, 64, 1, 5), S(64, 64, 64, 1, 4), S(128, 64, 64, 1, 3), S(128, 64, 64, 1, 5),
+                    S(64, 64, 128, 1, 2)],
+        "down": [G(64, 64, 128, 2, 6), S(64, 64, 128, 2, 3), S(64, 64, 64, 2, 6), S(128, 64, 64, 4, 4),
+                 S(64, 64, 128, 4, 3)],
     },
 }  # fmt: skip
 ATTENTION = [(128, 3, 4, 16), (64, 3, 4, 8), (32, 4, 4, 32), (64, 3, 4, 32), (32, 4, 4, 64)]
@@ -47,16 +52,20 @@ def variants(rows: int, base: DecodeRecipe, field: str) -> Iterator[DecodeRecipe
     group = 16 if rows <= 16 else 64
     if field == "attention":
         for block, stages, warps, target in ATTENTION:
-            yield replace(base, attention=AttentionTuning(stages, warps, 8), block_tokens=block, target_items=target, min_split_blocks=1)
+            yield replace(base, attention=AttentionTuning(stages, warps, 8), block_tokens=block, target_items=target,
+                          min_split_blocks=1)  # fmt: skip
         return
     for shape in SHAPES[group][field]:
-        yield replace(base, **{field: shape})
+        yield replace(base, **{field: shape})  # type: ignore[arg-type] # the fields of products alone
 
 
 def compile_step(candidate: tuple[int, DecodeRecipe], device: torch.device) -> None:
     """Compile one layer's kernels of a recipe."""
     rows, recipe = candidate
-    empty = lambda n, k: Linear(torch.empty(n, k, dtype=torch.bfloat16))  # noqa: E731
+
+    def empty(n: int, k: int) -> Linear:
+        return Linear(torch.empty(n, k, dtype=torch.bfloat16))
+
     norm = torch.empty(HIDDEN, dtype=torch.bfloat16)
     block = Block(norm, Attention(0, empty(HEADS.qkv_width, HIDDEN), empty(HIDDEN, HIDDEN)), norm,
                   GatedMlp(empty(2 * INNER, HIDDEN), empty(HIDDEN, INNER)))  # fmt: skip
@@ -64,7 +73,8 @@ def compile_step(candidate: tuple[int, DecodeRecipe], device: torch.device) -> N
     ctx = contexts([128] * rows, device, scattered=False)
     pool = torch.empty(2, 129, 16, 128, dtype=torch.bfloat16)
     recipe = replace(recipe, head=recipe.qkv)
-    step = DecodeStep(decoder, HEADS, rope_tables(device), pool, DecodeBuffers(decoder, HEADS, rows, HEADS.qkv_width), rows, recipe)
+    buffers = DecodeBuffers(decoder, HEADS, rows, HEADS.qkv_width)
+    step = DecodeStep(decoder, HEADS, rope_tables(device), pool, buffers, rows, recipe)
     step(torch.zeros(rows, dtype=torch.int32), ctx.context_lens, ctx.slots)
 
 
@@ -95,8 +105,8 @@ def main() -> None:
             results.sort(key=lambda r: r[0])
             best = results[0][1]
             for ms, recipe in results:
-                print(f"B={rows:<3} {field:9} {ms:.3f} ms {getattr(recipe, field)} {recipe.block_tokens if field == 'attention' else ''}"
-                      f" {recipe.target_items if field == 'attention' else ''}", flush=True)  # fmt: skip
+                cut = (recipe.block_tokens, recipe.target_items) if field == "attention" else ""
+                print(f"B={rows:<3} {field:9} {ms:.3f} ms {getattr(recipe, field)} {cut}", flush=True)
         print(f"B={rows} best {results[0][0]:.3f} ms: {best}", flush=True)
 
 

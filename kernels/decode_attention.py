@@ -33,7 +33,11 @@ from kernels.layout import Heads, Rope, SlotTable
 
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
-    """Partial results: `sums [max_items, num_kv_heads, group_p2, head_dim_p2]`, `stats [.., 2]` float32; `arrived` int32."""
+    """Partial results, float32, and how many splits of a request have arrived, int32.
+
+    sums `[max_items, num_kv_heads, group_p2, head_dim_p2]`, stats `[max_items, num_kv_heads, 2, group_p2]`,
+    arrived `[rows, num_kv_heads]`, zero between launches.
+    """
 
     sums: torch.Tensor
     stats: torch.Tensor
@@ -105,7 +109,7 @@ def _merge(sums_ptr, stats_ptr, first, splits, head, heads, GROUP_P2: tl.constex
 
 
 @triton.jit
-def _decode_attention(
+def _decode_attention(  # noqa: PLR0915 - a kernel is one function
     qkv_ptr, kv_ptr, table_ptr, rows_ptr, lens_ptr, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, items_ptr,
     num_splits_ptr, num_items_ptr, sums_ptr, stats_ptr, arrived_ptr, out_ptr, scale, eps, table_stride, table_width,
     qkv_stride, slot_stride, out_stride,

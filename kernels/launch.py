@@ -45,7 +45,7 @@ def release_next(PDL: tl.constexpr):
 
 @triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
-    """Return `acc + a @ b` in float32. The interpreter multiplies bfloat16 as integers, so there it is widened first."""
+    """Return `acc + a @ b` in float32; widened first under the interpreter, which multiplies bfloat16 as integers."""
     if _UPCAST:
         a = a.to(tl.float32)
         b = b.to(tl.float32)

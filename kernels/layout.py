@@ -28,7 +28,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotation tables `cos, sin [max_positions, rotary_dim / 2]` float32; optional per-head norm weights `[head_dim]`."""
+    """Rotation tables `cos, sin [max_positions, rotary_dim / 2]` float32; per-head norms `[head_dim]` or None."""
 
     cos: torch.Tensor
     sin: torch.Tensor

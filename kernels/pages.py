@@ -13,7 +13,7 @@ import triton.language as tl
 from kernels.launch import expect_shape, next_power_of_2
 
 DEFAULT_PROGRAMS = 16
-_ROWS = 4
+_ROWS = 16
 
 
 @triton.jit

@@ -4,7 +4,7 @@ With `y = (logit - max) / temperature` and weights `exp(y)`, applied in this ord
 as likely as the k-th; top-p keeps, of those, every token before which less than `top_p` of their mass lies; min-p
 keeps weights of at least `min_p`. Ties are kept together.
 
-* top-k: its threshold is found by counting above `PIVOTS` values a pass, each pass leaving 1 / PIVOTS of the range.
+* top-k: its threshold is found by counting above eight values a pass, each pass leaving an eighth of the range.
 * top-p: by rejection (FlashInfer's sampling; Chen et al., 2025): draw from what is left, count the mass that is
   strictly more likely; less than `top_p` accepts, else everything up to the best refuted pivot is out, and again.
   Each draw inverts the cumulative mass, in the order of ids.
@@ -53,40 +53,39 @@ def _scores(base, start, vocab, top, inverse_temperature, BLOCK: tl.constexpr):
 
 @triton.jit
 def _top_k_threshold(base, vocab, top, inverse_temperature, top_k, RANGE: tl.constexpr, PIVOTS: tl.constexpr,
-                     BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """Return the largest y that at least `top_k` scores reach (within float resolution), or -inf beyond RANGE."""
-    low = -RANGE + 0.0
+                     BLOCK: tl.constexpr):  # fmt: skip
+    """Return the largest y that at least `top_k` scores reach (within float resolution), or -inf beyond RANGE.
+
+    The first pass halves the distance from the top again and again, which suits peaked and flat rows alike; the later
+    ones divide what is left evenly.
+    """
+    ranks = tl.arange(0, PIVOTS).to(tl.float32)
+    pivots = -RANGE * tl.exp2(-ranks)
+    low = float("-inf")
     high = 1.0e-6
     searching = True
-    first = True
     while searching:
-        step = (high - low) / PIVOTS
-        pivots = low + step * tl.arange(0, PIVOTS).to(tl.float32)
         counts = tl.zeros([PIVOTS, BLOCK], tl.int32)
-        for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
+        for start in range(0, vocab, BLOCK):
             y = _scores(base, start, vocab, top, inverse_temperature, BLOCK)
             counts += (y[None, :] >= pivots[:, None]).to(tl.int32)
         reached = tl.sum(counts, axis=1)
         enough = reached >= top_k
-        exact = tl.sum((reached == top_k).to(tl.int32), axis=0) > 0
-        new_low = tl.max(tl.where(enough, pivots, float("-inf")), axis=0)
+        new_low = tl.max(tl.where(enough, pivots, low), axis=0)
         new_high = tl.min(tl.where(enough, high, pivots), axis=0)
-        if first & (new_low == float("-inf")):
-            low = float("-inf")
-            searching = False
-        else:
-            searching = (exact == 0) & ((new_low > low) | (new_high < high))
-            low = new_low
-            high = new_high
-        first = False
+        exact = tl.sum((reached == top_k).to(tl.int32), axis=0) > 0
+        searching = (exact == 0) & (new_low > float("-inf")) & ((new_low > low) | (new_high < high))
+        low = new_low
+        high = new_high
+        pivots = low + (high - low) * (1.0 / PIVOTS) * ranks
     return low
 
 
 @triton.jit
-def _mass(base, vocab, top, inverse_temperature, floor, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+def _mass(base, vocab, top, inverse_temperature, floor, BLOCK: tl.constexpr):
     """Return the mass of the tokens with `y >= floor`."""
     total = tl.zeros([BLOCK], tl.float32)
-    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
+    for start in range(0, vocab, BLOCK):
         y = _scores(base, start, vocab, top, inverse_temperature, BLOCK)
         total += tl.where(y >= floor, tl.exp(y), 0.0)
     return tl.sum(total)
@@ -124,35 +123,40 @@ def _draw(base, vocab, top, inverse_temperature, floor, above, target, BLOCK: tl
 
 
 @triton.jit
-def _sample(logits_ptr, out_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, choice_ptr, position_ptr,
+def _sample(  # noqa: PLR0915 - a kernel is one function
+            logits_ptr, out_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, choice_ptr, position_ptr,
             vocab, row_stride, RANGE: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
-            STAGES: tl.constexpr):  # fmt: skip
+            BLOCK_K: tl.constexpr):  # fmt: skip
     """Grid `(rows,)`: one program a row; every pass after the first finds the row in L2 (0.5 MB a row)."""
     row = tl.program_id(0)
     base = logits_ptr + row.to(tl.int64) * row_stride
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    temperature = tl.load(temperature_ptr + row)
+    inverse = 1.0 / tl.maximum(temperature, 1e-6)
+    best = tl.full([BLOCK], -3.0e38, tl.float32)  # finite: differences from it stay numbers where logits are -inf
     best_id = tl.minimum(tl.arange(0, BLOCK), vocab - 1)
-    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
+    total = tl.zeros([BLOCK], tl.float32)  # of exp((x - best) * inverse), each lane by its own best
+    for start in range(0, vocab, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         x = tl.load(base + cols, mask=cols < vocab, other=float("-inf")).to(tl.float32)
         best_id = tl.where(x > best, cols, best_id)
-        best = tl.maximum(x, best)
+        new_best = tl.maximum(x, best)
+        total = total * tl.exp((best - new_best) * inverse) + tl.exp((x - new_best) * inverse)
+        best = new_best
     top = tl.max(best)
     token = tl.min(tl.where(best == top, best_id, 2147483647))
-    temperature = tl.load(temperature_ptr + row)
     if temperature > 0.0:
-        inverse = 1.0 / temperature
         top_k = tl.load(top_k_ptr + row)
         top_p = tl.load(top_p_ptr + row)
-        floor = float("-inf")
-        if (top_k > 0) & (top_k < vocab):
-            floor = _top_k_threshold(base, vocab, top, inverse, top_k, RANGE, PIVOTS, BLOCK // 4, STAGES)
-        allowed = _mass(base, vocab, top, inverse, floor, BLOCK, STAGES)
-        mass = allowed
         min_p = tl.load(min_p_ptr + row)
+        floor = float("-inf")
+        allowed = tl.sum(total * tl.exp((best - top) * inverse))
+        if (top_k > 0) & (top_k < vocab):
+            floor = _top_k_threshold(base, vocab, top, inverse, top_k, RANGE, PIVOTS, BLOCK_K)
+            allowed = _mass(base, vocab, top, inverse, floor, BLOCK)
+        mass = allowed
         if min_p > 0.0:
             floor = tl.maximum(floor, tl.log(min_p))
-            mass = _mass(base, vocab, top, inverse, floor, BLOCK, STAGES)
+            mass = _mass(base, vocab, top, inverse, floor, BLOCK)
         above = float("-inf")
         seed = tl.load(seed_ptr + row)
         choice = tl.load(choice_ptr + row)
@@ -168,7 +172,7 @@ def _sample(logits_ptr, out_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_pt
                 half = y * 0.5
                 more = tl.zeros([BLOCK], tl.float32)
                 more_half = tl.zeros([BLOCK], tl.float32)
-                for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
+                for start in range(0, vocab, BLOCK):
                     z = _scores(base, start, vocab, top, inverse, BLOCK)
                     w = tl.exp(z)
                     more += tl.where(z > y, w, 0.0)
@@ -202,7 +206,8 @@ def sample(logits: torch.Tensor, rows: SamplingRows, out: torch.Tensor) -> None:
     expect_rows_contiguous("logits", logits)
     if count == 0:
         return
+    block = min(8192, max(next_power_of_2(vocab), 64))
     _sample[(count,)](
         logits, out, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.choice, rows.position,
-        vocab, logits.stride(0), RANGE=TOP_K_RANGE, PIVOTS=8, BLOCK=min(4096, max(next_power_of_2(vocab), 64)), STAGES=3, num_warps=16,
+        vocab, logits.stride(0), RANGE=TOP_K_RANGE, PIVOTS=8, BLOCK=block, BLOCK_K=min(block, 2048), num_warps=16,
     )  # fmt: skip

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.launch import (
     dependent,
@@ -42,12 +41,6 @@ class GemmShape:
     split_k: int = 1
     stages: int = 4
     warps: int = 4
-    early: bool = False
-    """With dependent launch: load the first weight tile into registers while the kernel in front still runs."""
-    evict_first: bool = True
-    """Weights leave L2 first: they are read once a step."""
-    tma: bool = False
-    """Weights come through the bulk tensor copy engine instead of per-thread copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,62 +73,45 @@ class SplitSpace:
 
 
 @triton.jit
-def _weights(w, first_row, rows, k, start, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, EVICT: tl.constexpr,
-             TMA: tl.constexpr):  # fmt: skip
+def _weights(w_ptr, rows, k, start, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
     """Return a tile `[BLOCK_N, BLOCK_K]` of weight rows; past the end of a row it is zero."""
-    if TMA:
-        tile = w.load([first_row, start])
+    ks = start + tl.arange(0, BLOCK_K)
+    pointers = w_ptr + rows.to(tl.int64)[:, None] * k + ks[None, :]
+    if EVEN_K:
+        tile = tl.load(pointers, eviction_policy="evict_first")
     else:
-        ks = start + tl.arange(0, BLOCK_K)
-        pointers = w + rows.to(tl.int64)[:, None] * k + ks[None, :]
-        if EVEN_K:
-            tile = tl.load(pointers, eviction_policy=EVICT)
-        else:
-            tile = tl.load(pointers, mask=(ks < k)[None, :], other=0.0, eviction_policy=EVICT)
+        tile = tl.load(pointers, mask=(ks < k)[None, :], other=0.0, eviction_policy="evict_first")
     return tile
 
 
 @triton.jit
-def _tokens(x_rows, live, k, start, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
-    """Return a tile `[BLOCK_K, BLOCK_B]` of `x`, transposed."""
-    ks = (start + tl.arange(0, BLOCK_K))[:, None]
-    return tl.load(x_rows + ks, mask=live if EVEN_K else live & (ks < k), other=0.0)
-
-
-@triton.jit
-def _product(x_ptr, w, early, early_up, first_row, rows_n, n, rows_b, num_rows, k, k_first, k_last, x_stride,
+def _product(x_ptr, w_ptr, rows_n, n, rows_b, num_rows, k, k_first, k_last, x_stride,
              BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-             EVEN_K: tl.constexpr, PRECISION: tl.constexpr, EVICT: tl.constexpr, TMA: tl.constexpr,
-             GATED: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+             EVEN_K: tl.constexpr, PRECISION: tl.constexpr, GATED: tl.constexpr):  # fmt: skip
     """Return the float32 tile `[BLOCK_N, BLOCK_B]` of `w @ x.T` over `k_first .. k_last`; gated, that of the up rows
     too, which lie `n` rows further down (without: zeros)."""
     x_rows = x_ptr + rows_b.to(tl.int64)[None, :] * x_stride
     live = (rows_b < num_rows)[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
-    if EARLY:
-        x = _tokens(x_rows, live, k, k_first, BLOCK_K, EVEN_K)
-        acc = dot(early, x, acc, PRECISION)
-        if GATED:
-            up = dot(early_up, x, up, PRECISION)
-        k_first += BLOCK_K
     for start in tl.range(k_first, k_last, BLOCK_K, num_stages=STAGES):
-        x = _tokens(x_rows, live, k, start, BLOCK_K, EVEN_K)
-        acc = dot(_weights(w, first_row, rows_n, k, start, BLOCK_K, EVEN_K, EVICT, TMA), x, acc, PRECISION)
+        ks = (start + tl.arange(0, BLOCK_K))[:, None]
+        x = tl.load(x_rows + ks, mask=live if EVEN_K else live & (ks < k), other=0.0)
+        acc = dot(_weights(w_ptr, rows_n, k, start, BLOCK_K, EVEN_K), x, acc, PRECISION)
         if GATED:
-            up = dot(_weights(w, n + first_row, n + rows_n, k, start, BLOCK_K, EVEN_K, EVICT, TMA), x, up, PRECISION)
+            up = dot(_weights(w_ptr, n + rows_n, k, start, BLOCK_K, EVEN_K), x, up, PRECISION)
     return acc, up
 
 
 @triton.jit
-def _skinny_gemm(
-    x_ptr, w_ptr, w, out_ptr, bias_ptr, residual_ptr, squares_in_ptr, norm_ptr, scaled_ptr, squares_out_ptr,
+def _skinny_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, its branches are constexpr
+    x_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, squares_in_ptr, norm_ptr, scaled_ptr, squares_out_ptr,
     partial_ptr, arrived_ptr, num_rows, n, k, x_stride, out_stride, residual_stride, scaled_stride, squares_in_stride,
     squares_out_stride, eps,
     BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, STAGES: tl.constexpr,
     GATED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, NORM_IN: tl.constexpr,
     NORM_OUT: tl.constexpr, TILES: tl.constexpr, TILES_P2: tl.constexpr, EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr, EVICT: tl.constexpr, TMA: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid `(cdiv(n, BLOCK_N), SPLIT_K, cdiv(num_rows, BLOCK_B))`; weight offsets are 64-bit (a head has > 2^31)."""
     tile_n = tl.program_id(0)
@@ -147,12 +123,6 @@ def _skinny_gemm(
     k_part = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K) * BLOCK_K
     k_first = part * k_part
     k_last = tl.minimum(k_first + k_part, k)
-    early = 0
-    early_up = 0
-    if EARLY:
-        early = _weights(w_ptr, 0, rows_n, k, k_first, BLOCK_K, EVEN_K, EVICT, False)
-        if GATED:
-            early_up = _weights(w_ptr, 0, n + rows_n, k, k_first, BLOCK_K, EVEN_K, EVICT, False)
     wait_for_previous(PDL)
     release_next(PDL)
     # What the edges need is asked for before the loop, to be there behind it.
@@ -166,9 +136,8 @@ def _skinny_gemm(
         residual = tl.load(residual_ptr + rows64 * residual_stride + cols[None, :], mask=inside, other=0.0)
     if NORM_OUT:
         norm_weight = tl.load(norm_ptr + rows_n)
-    acc, up = _product(x_ptr, w, early, early_up, tile_n * BLOCK_N, rows_n, n, rows_b, num_rows, k, k_first, k_last,
-                       x_stride, BLOCK_N, BLOCK_B, BLOCK_K, STAGES, EVEN_K, PRECISION, EVICT, TMA, GATED,
-                       EARLY)  # fmt: skip
+    acc, up = _product(x_ptr, w_ptr, rows_n, n, rows_b, num_rows, k, k_first, k_last, x_stride,
+                       BLOCK_N, BLOCK_B, BLOCK_K, STAGES, EVEN_K, PRECISION, GATED)  # fmt: skip
 
     last = True
     if SPLIT_K > 1:
@@ -246,7 +215,7 @@ def skinny_gemm(
         expect_shape("norm_out.squares", squares_out, (None, None))
     tiles = norm_in.num_tiles if norm_in else 1
     _skinny_gemm[grid](
-        x, w, _tiles_of(w, shape) if shape.tma else w, out, bias if bias is not None else x, residual if residual is not None else x, squares_in,
+        x, w, out, bias if bias is not None else x, residual if residual is not None else x, squares_in,
         norm_out.weight if norm_out else x, norm_out.scaled if norm_out else x, squares_out,
         split.partial if split else x, split.arrived if split else x, rows, n, k,
         x.stride(0), out.stride(0), residual.stride(0) if residual is not None else 0,
@@ -257,13 +226,8 @@ def skinny_gemm(
         NORM_IN=norm_in is not None, NORM_OUT=norm_out is not None, TILES=tiles,
         TILES_P2=triton.next_power_of_2(tiles), EVEN_K=k % shape.block_k == 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        EARLY=shape.early and pdl, EVICT="evict_first" if shape.evict_first else "", TMA=shape.tma,
         num_warps=shape.warps, **dependent(pdl),
     )  # fmt: skip
-
-
-def _tiles_of(w: torch.Tensor, shape: GemmShape) -> TensorDescriptor:
-    return TensorDescriptor(w, list(w.shape), list(w.stride()), [shape.block_n, shape.block_k])
 
 
 def _check_split(shape: GemmShape, grid: tuple[int, int, int], split: SplitSpace | None, gated: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 _patch_lang_tensor = interpreter._patch_lang_tensor
 
 
-def _patch_with_item(tensor, scope):
+def _patch_with_item(tensor: Any, scope: Any) -> None:  # noqa: ANN401 - the interpreter's own
     """Let scalars of the interpreter be indices under numpy 2.4, which no longer turns a one-element array into one."""
     _patch_lang_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))

@@ -63,7 +63,8 @@ def test_residual_and_norm_edges_chain_into_a_gated_product(device: torch.device
     out = torch.full((rows, m), float("nan"), device=device, dtype=BF16)
     streamed_gemm(x, w, residual, StreamShape(64, 16, 128, 2, 3), residual=residual,
                   norm_out=NormOut(weight, scaled, squares), split=scratch(device), pdl=pdl)  # fmt: skip
-    streamed_gemm(scaled, second, out, StreamShape(64, 16, 64, 1, 4), gated=True, norm_in=NormIn(squares, 16, eps), pdl=pdl)
+    streamed_gemm(scaled, second, out, StreamShape(64, 16, 64, 1, 4), gated=True, norm_in=NormIn(squares, 16, eps),
+                  pdl=pdl)  # fmt: skip
     assert_close(residual, total)
     normed = reference.rms_norm(total, weight, eps).double()
     assert_close(out, reference.swiglu((normed @ second.double().T).float()))

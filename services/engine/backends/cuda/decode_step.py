@@ -7,6 +7,8 @@ A product that runs through cuBLAS takes the ordinary norm and activation kernel
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -114,13 +116,13 @@ class DecodeStep:
         else:
             _matmul(self._normed, linear, out)
 
-    def _gemm(
+    def _gemm(  # noqa: PLR0913 - the edges of a product
         self, x: Tensor, linear: Linear, out: Tensor, shape: GemmShape | StreamShape, *, gated: bool = False,
         residual: Tensor | None = None, norm_in: NormIn | None = None, norm_out: NormOut | None = None,
     ) -> None:  # fmt: skip
-        gemm = streamed_gemm if isinstance(shape, StreamShape) else skinny_gemm
-        gemm(x, linear.weight, out, shape, gated=gated, bias=linear.bias, residual=residual, norm_in=norm_in,
-             norm_out=norm_out, split=self._all.split, pdl=self._recipe.pdl)  # fmt: skip
+        launch: Callable[..., None] = streamed_gemm if isinstance(shape, StreamShape) else skinny_gemm
+        launch(x, linear.weight, out, shape, gated=gated, bias=linear.bias, residual=residual, norm_in=norm_in,
+               norm_out=norm_out, split=self._all.split, pdl=self._recipe.pdl)  # fmt: skip
 
     def _gated(self, linear: Linear, norm: Tensor) -> None:
         shape = self._recipe.gate_up

@@ -61,8 +61,8 @@ class Arrivals:
 
     @property
     def busy(self) -> bool:
-        """Whether the device still reads pages."""
-        return bool(self._scattering)
+        """Whether the device still reads pages, or a job could join now that waited for rows."""
+        return bool(self._scattering) or any(self._can_join(arrival) for arrival in self._arrivals.values())
 
     def reserve(self, command: ipc.Reserve) -> None:
         """Answer Reserved or Deferred, or Ended alone for ids that can never run here."""
@@ -127,8 +127,13 @@ class Arrivals:
                     log.info("peer %s proven over %s", event.peer_id, event.lane)
         self._release_pages()
         for arrival in list(self._arrivals.values()):
-            if arrival.job.state is JobState.JOINING and bool(arrival.here.all()):
+            if self._can_join(arrival):
                 self._join(arrival)
+
+    def _can_join(self, arrival: _Arrival) -> bool:
+        """Joined by the control process, complete, and with a row for each choice."""
+        joining = arrival.job.state is JobState.JOINING and bool(arrival.here.all())
+        return joining and self._state.rows.num_free >= len(arrival.first_tokens)
 
     def _received(self, event: Received) -> None:
         """Scatter a page; the receiver gives out nothing of keys that were forgotten."""
@@ -160,11 +165,9 @@ class Arrivals:
         self._scattering = waiting
 
     def _join(self, arrival: _Arrival) -> None:
-        """Start the job's choices; it waits for rows where there are too few."""
+        """Start the job's choices, which `_can_join`."""
         job, state = arrival.job, self._state
         assert job.holding is not None
-        if state.rows.num_free < len(arrival.first_tokens):
-            return
         for choice, token_id in arrival.first_tokens.items():
             job.sequences[choice] = Sequence(job, choice, [*job.given_outputs(), token_id], row=state.rows.take())
         self.forget(job)

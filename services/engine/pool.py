@@ -2,6 +2,7 @@
 
 import logging
 import os
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -58,4 +59,19 @@ def allocate_pool(model: ModelConfig, num_slots: int, dtype: torch.dtype, device
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():  # counts what the system would give up from its page cache
+        lines = (line.split() for line in meminfo.read_text().splitlines())
+        free = [int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:"] or free
+    return min([free[0], *_container_free_bytes()])
+
+
+def _container_free_bytes() -> list[int]:
+    """What the container's limit leaves (cgroup v2); empty without a limit."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text()
+    except OSError:
+        return []
+    return [] if limit == "max" else [int(limit) - int(used)]

@@ -7,6 +7,7 @@ then hear that nobody serves it now (503), not that it does not exist.
 import asyncio
 import logging
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class Catalog:
     """Used by the registry, which tells it of workers, and by the API, which asks. Owns a temporary folder: `close`."""
 
     def __init__(self) -> None:
+        self.on_served: Callable[[ServedModel], None] | None = None
+        """Told of each model that comes or changes, so that its tokenizer is ready before its first request."""
         self._models: dict[str, ServedModel] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-tokenizers-")
         self._fetches: dict[str, asyncio.Task[None]] = {}
@@ -81,4 +84,6 @@ class Catalog:
         self._models[hello.model] = ServedModel(
             hello.model, hello.group, folder, limits.max_context_tokens, limits.vocab_size, limits.eos_token_ids
         )
+        if self.on_served is not None:
+            self.on_served(self._models[hello.model])
         log.info("model %s is served, group %s", hello.model, hello.group)

@@ -13,7 +13,7 @@ from services.common.config import GatewayConfig
 from services.common.errors import RequestAbortedError
 from services.pd_master.api.health import HealthEndpoint
 from services.pd_master.api.routes import build_app
-from services.pd_master.backend import Dispatcher, Models, StageListener
+from services.pd_master.backend import Dispatcher, Models, ServedModel, StageListener
 from services.pd_master.gateway import Gateway
 from services.pd_master.grpc_gateway import GrpcServer
 from services.pd_master.http_server import HttpServer
@@ -60,6 +60,10 @@ class Front:
     def grpc_port(self) -> int:
         """Where gRPC is served."""
         return self._grpc.port
+
+    def prepare(self, model: ServedModel) -> None:
+        """Load a model's tokenizer and templates before its first request."""
+        self._tokenizers.preload(model.tokenizer_dir)
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set and the drain is over. Raises what makes a server end before that."""

@@ -57,6 +57,7 @@ async def _run(config: GatewayConfig) -> None:
     fleet = Fleet(master, registry, dispatcher)
     front = Front(config, fleet, dispatcher, metrics)
     fleet.stages = front.stages
+    registry.models.on_served = front.prepare
     async with asyncio.TaskGroup() as tasks:
         links = tasks.create_task(registry.run(fleet), name="registry")
         await front.serve(stop)

@@ -1,6 +1,7 @@
 """Tokenizes beside the event loop, so that a long prompt never delays other clients' streams or workers' heartbeats."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import TypeVar
 
 from services.common.errors import ContextLengthError
 from services.pd_master.model_text import ModelText
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -17,6 +20,7 @@ class TokenizerService:
 
     def __init__(self, num_threads: int = 2) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
+        self._preloads: set[asyncio.Task[ModelText]] = set()
         self._texts: dict[Path, asyncio.Task[ModelText]] = {}
 
     async def text_of(self, folder: Path) -> ModelText:
@@ -32,6 +36,18 @@ class TokenizerService:
         except ValueError:
             self._texts.pop(folder, None)  # the next request tries again
             raise
+
+    def preload(self, folder: Path) -> None:
+        """Begin to load; what goes wrong is logged now, and raised to each request that names the model."""
+        loading = asyncio.create_task(self.text_of(folder), name=f"preload {folder.name}")
+        self._preloads.add(loading)
+        loading.add_done_callback(self._preloaded)
+
+    def _preloaded(self, loading: asyncio.Task[ModelText]) -> None:
+        self._preloads.discard(loading)
+        error = None if loading.cancelled() else loading.exception()
+        if error is not None:
+            log.error("a model's tokenizer cannot be used", exc_info=error)
 
     async def run(self, work: Callable[..., T], *args: object) -> T:
         """Run `work` in one of the tokenizer threads."""

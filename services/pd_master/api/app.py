@@ -78,11 +78,15 @@ class App:
         known = call.path if call.path in self._routes else "other"
         self._metrics.count_http(known, call.status)
 
+    def paths(self) -> dict[str, list[str]]:
+        """Every exact path with its methods."""
+        return {path: list(methods) for path, methods in self._routes.items()}
+
     def _route(self, call: HttpCall) -> Route:
         methods = self._routes.get(call.path) or self._by_prefix(call.path)
         if methods is None:
             return self._not_found
-        route = methods.get(call.method)
+        route = methods.get("GET" if call.method == "HEAD" else call.method)
         if route is None:
             return Route(_other_method, next(iter(methods.values())).errors)
         return route

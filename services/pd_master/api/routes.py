@@ -9,6 +9,7 @@ from services.pd_master.api.native.info import InfoEndpoint
 from services.pd_master.api.openai.chat import ChatEndpoint
 from services.pd_master.api.openai.completions import CompletionsEndpoint
 from services.pd_master.api.openai.models import PREFIX, ModelsEndpoint
+from services.pd_master.api.openapi import OpenApiEndpoint
 from services.pd_master.api.responses.responses import ResponsesEndpoint
 from services.pd_master.gateway import Gateway
 from services.pd_master.keys import ApiKeys
@@ -25,6 +26,7 @@ def build_app(gateway: Gateway, health: HealthEndpoint, keys: ApiKeys | None = N
         "/liveness": Route(health.live, is_open=True),
         "/readiness": Route(health.readiness, is_open=True),
         "/metrics": Route(health.metrics, is_open=True),
+        "/openapi.json": Route(OpenApiEndpoint(), is_open=True),
         "/v1/models": Route(models),
         "/token_load": Route(info.token_load),
         "/get_model_name": Route(info.model_name),

@@ -40,8 +40,6 @@ from services.pd_master.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
 
-STALLED_S = 10.0
-"""A worker whose engine made no step for so long gets no new work, though it may be ready again later."""
 _SWEEP_S = 0.25
 _RECONCILE_S = 1.0
 
@@ -107,7 +105,7 @@ class Registry:
     def _view(self, one: _Worker) -> WorkerView:
         hello, beat = one.hello, one.heartbeat
         open_to_work = one.link is not None and one.link.address not in self._discovery.withheld
-        able = beat is not None and beat.ready and not beat.draining and beat.engine_age_s < STALLED_S
+        able = beat is not None and beat.ready and not beat.draining
         return WorkerView(
             worker=hello.worker,
             role=hello.role,
@@ -190,8 +188,17 @@ class Registry:
     def link_said(self, worker: WorkerRef, message: WorkerMessage) -> None:
         """A message came."""
         if isinstance(message, Heartbeat):
-            self._workers[worker].heartbeat = message
+            self._heartbeat(worker, message)
         self._work.worker_said(worker, message)
+
+    def _heartbeat(self, worker: WorkerRef, beat: Heartbeat) -> None:
+        known = self._workers[worker]
+        was_ready = known.heartbeat is not None and known.heartbeat.ready
+        known.heartbeat = beat
+        if was_ready and not beat.ready and not beat.draining:
+            # Its engine is wedged: what it holds goes on elsewhere. The session stays, for it may come to itself.
+            log.warning("worker %s is not ready any more: its requests move", worker.worker_id)
+            self._work.worker_lost(worker, crashed=False)
 
     def link_down(self, link: WorkerLink, worker: WorkerRef) -> None:
         """A session ended; nothing happens when another link has taken its place."""

@@ -19,8 +19,8 @@ from services.pd_master.inflight import Pair
 NEAR_WAIT_S = 0.02
 NEAR_DEMAND = 0.05
 """How much worse than the best one still counts as equal."""
-DEFAULT_PREFILL_TOKENS_PER_S = 5000.0
-"""Until a worker has said how fast it is."""
+LEAST_TOKENS_PER_S = 5000.0
+"""What a worker reports is what it did in the last second, which is little when there was little to do."""
 EXTENT_SLOTS = 32
 """Decode grows in extents: each choice may occupy up to this much beyond its tokens (DESIGN section 5)."""
 
@@ -51,7 +51,7 @@ class WorkerView:
     @property
     def wait_s(self) -> float:
         """Predicted wait of a prompt that is sent now."""
-        speed = self.load.tokens_per_s or DEFAULT_PREFILL_TOKENS_PER_S
+        speed = max(self.load.tokens_per_s, LEAST_TOKENS_PER_S)
         return self.load.predicted_wait_s + self.pending_tokens / speed
 
     @property

@@ -1,6 +1,8 @@
 """The master's edge against real workers over real sockets; the engines are fakes, so every answer is known."""
 
 import asyncio
+import os
+import signal
 from functools import partial
 
 import pytest
@@ -52,6 +54,27 @@ async def test_streams_go_on_when_a_decode_worker_is_killed() -> None:
             assert (await reader).ids == {0: fake_output(one.prompt_ids, 60)}
         await running[0].until_empty()
         await running[2].until_empty()
+
+
+async def test_streams_go_on_when_an_engine_is_wedged() -> None:
+    wedging = partial(RunningWorker, "decode", "--step-s", "0.02", engine_stall_s=1.5)
+    async with (
+        workers(PREFILL, wedging, wedging) as running,
+        master(*(one.address for one in running)) as running_master,
+    ):
+        await running_master.ready(1, 2)
+        requests = [request(prompt(number), 60) for number in range(8)]
+        generations = [await running_master.dispatcher.submit(one) for one in requests]
+        readers = [asyncio.create_task(collect(generation)) for generation in generations]
+        await asyncio.sleep(0.5)
+        wedged = running[1].worker.engine.pid
+        assert wedged is not None
+        os.kill(wedged, signal.SIGSTOP)
+        for one, reader in zip(requests, readers, strict=True):
+            assert (await reader).ids == {0: fake_output(one.prompt_ids, 60)}
+        os.kill(wedged, signal.SIGCONT)
+        for worker in running:
+            await worker.until_empty()
 
 
 async def test_aborted_request_leaves_nothing_on_either_worker() -> None:

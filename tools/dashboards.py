@@ -188,14 +188,26 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
     "gateway": (
         "Sluice / Gateway",
         [
-            Panel("HTTP answers", "reqps", {"{{path}} {{status}}": rate("sluice_gateway_http_requests_total", "path", "status")}),
-            Panel("gRPC answers", "reqps", {"{{method}} {{status}}": rate("sluice_gateway_rpcs_total", "method", "status")}),
+            Panel(
+                "HTTP answers",
+                "reqps",
+                {"{{path}} {{status}}": rate("sluice_gateway_http_requests_total", "path", "status")},
+            ),
+            Panel(
+                "gRPC answers",
+                "reqps",
+                {"{{method}} {{status}}": rate("sluice_gateway_rpcs_total", "method", "status")},
+            ),
             Panel("Streams", "short", {"{{pod}}": each("sluice_gateway_active_requests")}),
             latency("Before dispatch", "sluice_gateway_prepare_seconds", about="Validation, template, tokenizing."),
             Panel("CPU per output token", "s", {"seconds": CPU_PER_TOKEN}),
             Panel("CPU", "percentunit", {"{{pod}}": rate("process_cpu_seconds_total", "pod", role="pd-master")}),
             Panel("Memory", "bytes", {"{{pod}}": each("process_resident_memory_bytes", role="pd-master")}),
-            Panel("Unexpected errors", "ops", {"{{pod}}": rate("sluice_gateway_internal_errors_total", "pod")}),
+            Panel(
+                "HTTP errors",
+                "ops",
+                {"{{path}} {{status}}": rate("sluice_gateway_http_requests_total", "path", "status", status="5..")},
+            ),
             Panel(
                 "Discovery",
                 "short",

@@ -1,5 +1,6 @@
 """One cluster for all tests of this folder, with Sluice installed from its chart. Skipped where there is no cluster."""
 
+import functools
 import os
 import time
 from collections.abc import Iterator
@@ -8,14 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.helm import helm
 from tests.cluster.images import TAG, build_images
 from tests.cluster.kube import TOOL, Kube, running_cluster
-from tests.cluster.load import Prompt
+from tests.cluster.load import OUTPUT_TOKENS, Prompt
 from tests.integration.oracle import Oracle
 from tests.integration.prompts import CHAT
-from tools.check_chart import CHART, preset
-
-OUTPUT_TOKENS = 24
+from tools.check_chart import preset
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,7 +37,7 @@ def expected(model_dir: Path) -> dict[Prompt, tuple[int, ...]]:
     """What the oracle answers to a few prompts, computed before the cluster takes the machine."""
     oracle = Oracle(model_dir)
     prompts = [oracle.chat_ids(text) for text in CHAT[:6]]
-    return {prompt: oracle.generate_past_eos(prompt, OUTPUT_TOKENS) for prompt in prompts}
+    return {prompt: tuple(oracle.generate(prompt, OUTPUT_TOKENS)) for prompt in prompts}
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +52,7 @@ def kube(expected: dict[Prompt, tuple[int, ...]]) -> Iterator[Kube]:
 def values(model_dir: Path) -> dict[str, Any]:
     """The cpu-demo preset with the images and the model of this machine."""
     of_demo = preset("cpu-demo")
-    of_demo["image"] = {
-        name: {"repository": f"localhost/sluice/{name}", "tag": TAG} for name in ("gateway", "worker")
-    }
+    of_demo["image"] = {name: {"repository": f"localhost/sluice/{name}", "tag": TAG} for name in ("gateway", "worker")}
     of_demo["model"]["hostPath"]["path"] = str(model_dir)
     of_demo["networkPolicy"] = {"prometheus": [{"namespaceSelector": {}}]}
     of_demo["pdMaster"]["resources"] = of_demo["worker"]["resources"] = {"requests": {"cpu": "50m"}, "limits": {}}
@@ -67,38 +65,32 @@ def installed(kube: Kube, model_dir: Path) -> Iterator["Release"]:
     release = Release(kube, values(model_dir))
     release.install()
     yield release
-    release.close()
+    helm("uninstall", namespace=kube.namespace, wait="watcher", timeout=120)
 
 
 class Release:
     """The release `sluice`, through the Helm engine."""
 
     def __init__(self, kube: Kube, of_test: dict[str, Any]) -> None:
-        import helm_python  # its threads have to start inside the node's network
-
         self._kube = kube
         self.values = of_test
         self.install_s = 0.0
-        self._config = helm_python.Config(kubeconfig_path=kube.kubeconfig, namespace=kube.namespace)
 
     def install(self) -> None:
         """Install and wait until all pods are Ready."""
         began = time.monotonic()
-        self._config.install(CHART, "sluice", self.values, wait="watcher", timeout=300, create_namespace=True)
+        waiting = {"wait": "watcher", "timeout": 400, "create_namespace": True}
+        helm("install", values=self.values, namespace=self._kube.namespace, **waiting)
         self.install_s = time.monotonic() - began
 
     def upgrade(self, **changed: dict[str, Any]) -> None:
         """Upgrade with changed values and wait until the rollout is through."""
         merged = {key: {**self.values.get(key, {}), **changed.get(key, {})} for key in self.values | changed}
-        self._config.upgrade(CHART, "sluice", merged, wait="watcher", timeout=300)
+        helm("upgrade", values=merged, namespace=self._kube.namespace, wait="watcher", timeout=400)
         for component in ("pd-master", "prefill", "decode"):
-            self._kube.wait(f"{component} rolled out", lambda name=component: self._kube.settled(name, 1), 240)
+            self._kube.wait(f"{component} rolled out", functools.partial(self._kube.settled, component, 1), 240)
         self.values = merged
 
     def test(self) -> None:
         """`helm test`. Raises when it fails."""
-        self._config.test("sluice", timeout=180)
-
-    def close(self) -> None:
-        """Let go of the engine; the cluster goes as a whole."""
-        self._config.close()
+        helm("test", namespace=self._kube.namespace, timeout=180)

@@ -17,7 +17,14 @@ BASE = "localhost/debian-python:1"
 TAG = "test"
 GATEWAY = f"localhost/sluice/gateway:{TAG}"
 WORKER = f"localhost/sluice/worker:{TAG}"
-_INPUTS = ("Dockerfile", ".dockerignore", "requirements-*.txt", "proto/**/*.proto", "services/**/*.py", "kernels/**/*.py")
+_INPUTS = (
+    "Dockerfile",
+    ".dockerignore",
+    "requirements-*.txt",
+    "proto/**/*.proto",
+    "services/**/*.py",
+    "kernels/**/*.py",
+)
 _PACKAGES = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
 _LEAN = ("man", "doc", "locale", "info")
 

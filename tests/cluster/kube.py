@@ -4,6 +4,7 @@ The node has a network namespace of its own, which this process enters: pods and
 Nothing needs cluster DNS. One such cluster at a time on a machine.
 """
 
+import base64
 import ctypes
 import json
 import os
@@ -68,6 +69,23 @@ class Kube:
             time.sleep(_POLL_S)
         return time.monotonic() - start
 
+    def token(self, account: str) -> str:
+        """The token of a service account."""
+        (found,) = (one for one in self.get("serviceaccounts") if one["metadata"]["name"] == account)
+        name = found["secrets"][0]["name"]
+        return base64.b64decode(self.kubectl("get", "secret", name, "-o", "jsonpath={.data.token}")).decode()
+
+    def restarts(self, pod: str) -> int:
+        """How often the pod's container was started again."""
+        status = json.loads(self.kubectl("get", "pod", pod, "-o", "json"))["status"]
+        return sum(one["restartCount"] for one in status["containerStatuses"])
+
+    def engine_pid(self, pod: str) -> str:
+        """The engine's process id inside a worker's pod."""
+        script = "for p in /proc/[0-9]*; do grep -qa services.engine.main $p/cmdline && echo ${p#/proc/}; done"
+        found = self.kubectl("exec", pod, "--", "sh", "-c", script, check=False).split()
+        return found[0]
+
     def scale(self, component: str, replicas: int) -> None:
         """Set a component's replicas and wait until as many are Ready and no other pod is left."""
         self.kubectl("scale", f"deployment/sluice-{component}", f"--replicas={replicas}")
@@ -78,10 +96,9 @@ class Kube:
         return len(self.ready_pods(component)) == replicas == len(self.pods(component))
 
     def describe(self) -> str:
-        """Pods and the ends of their logs, for a failure's message."""
+        """Pods and the ends of their logs, for a failure's message; empty while the API server is away."""
         text = self.kubectl("get", "pods", "-o", "wide", check=False)
-        for one in self.get("pods"):
-            name = one["metadata"]["name"]
+        for name in self.kubectl("get", "pods", "-o", "name", check=False).split():
             text += f"\n--- {name}\n" + self.kubectl("logs", name, "--tail=15", check=False)
         return text + "\n" + "\n".join(self.kubectl("get", "events", check=False).splitlines()[-15:])
 
@@ -95,21 +112,39 @@ def is_ready(pod: Manifest) -> bool:
 
 @contextmanager
 def running_cluster(images: list[Path]) -> Iterator[Kube]:
-    """Start a node with these images, enter its network, and end it."""
-    tool = os.environ[TOOL]
-    subprocess.run([tool, "down", str(FOLDER)], capture_output=True, check=False)
-    for old in (FOLDER / "images").glob("*-*.tar"):
-        old.unlink()  # links to images of an earlier run
-    subprocess.run([tool, "up", str(FOLDER), *map(str, images)], check=True, timeout=400)
+    """Start a node with these images, enter its network, and end it; one that already runs is used and left running."""
+    tool, was_running = os.environ[TOOL], _is_running()
+    if was_running:
+        for image in images:
+            subprocess.run([tool, "import", str(FOLDER), image], check=True, timeout=400)
+    else:
+        _tidy()
+        subprocess.run([tool, "up", str(FOLDER), *map(str, images)], check=True, timeout=600)
     home = Path("/proc/self/ns/net").open()  # noqa: SIM115 - held until the way back
     try:
-        with Path(f"/proc/{(FOLDER / 'ns.pid').read_text().strip()}/ns/net").open() as there:
+        with Path(f"/proc/{_node_pid()}/ns/net").open() as there:
             _enter(there.fileno())
         yield Kube()
     finally:
         _enter(home.fileno())
         home.close()
-        subprocess.run([tool, "down", str(FOLDER)], capture_output=True, check=False)
+        if not was_running:
+            subprocess.run([tool, "down", str(FOLDER)], capture_output=True, check=False)
+
+
+def _node_pid() -> str:
+    return (FOLDER / "ns.pid").read_text().strip()
+
+
+def _is_running() -> bool:
+    return (FOLDER / "ns.pid").exists() and Path(f"/proc/{_node_pid()}").exists()
+
+
+def _tidy() -> None:
+    """Remove what a node that was killed left behind, and links to images of an earlier run."""
+    subprocess.run([os.environ[TOOL], "down", str(FOLDER)], capture_output=True, check=False)
+    for old in (FOLDER / "images").glob("*-*.tar"):
+        old.unlink()
 
 
 def _enter(namespace_fd: int) -> None:

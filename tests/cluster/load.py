@@ -13,6 +13,7 @@ import httpx
 from tests.integration.client import Answer, stream
 
 Prompt = tuple[int, ...]
+OUTPUT_TOKENS = 24
 
 
 @dataclass
@@ -27,6 +28,13 @@ class Load:
     faults: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
     stopping: bool = False
+
+    def wait_for(self, streams: int, timeout_s: float = 120.0) -> None:
+        """Until so many more streams have ended."""
+        target, deadline = self.done + streams, time.monotonic() + timeout_s
+        while self.done < target:
+            assert time.monotonic() < deadline, f"the load stands still; so far: {self.faults}"
+            time.sleep(0.1)
 
     async def run(self) -> None:
         """Until `stopping` is set, then until the last stream has ended."""
@@ -48,7 +56,7 @@ class Load:
         try:
             # A connection for each stream: it goes to whatever gateway is there now.
             async with httpx.AsyncClient(base_url=self.url, trust_env=False) as client:
-                answer = await stream(client, prompt, len(wanted), ignore_eos=True)
+                answer = await stream(client, prompt, OUTPUT_TOKENS)
         except httpx.HTTPError as error:
             return f"{type(error).__name__} {error}"
         return _difference(answer, wanted)
@@ -61,7 +69,8 @@ def _difference(answer: Answer, wanted: Sequence[int]) -> str | None:
         return f"repeated or skipped: {answer.counts}"
     if answer.token_ids != list(wanted):
         return f"other tokens: got {answer.token_ids}, want {list(wanted)}"
-    return None if answer.finish_reason == "length" else f"finish_reason {answer.finish_reason}"
+    reason = "length" if len(wanted) == OUTPUT_TOKENS else "stop"
+    return None if answer.finish_reason == reason else f"finish_reason {answer.finish_reason}"
 
 
 @contextmanager
@@ -70,18 +79,10 @@ def steady_load(url: str, expected: dict[Prompt, tuple[int, ...]], at_once: int 
     load = Load(url, expected, at_once)
     thread = threading.Thread(target=lambda: asyncio.run(load.run()), daemon=True)
     thread.start()
-    _until(lambda: load.done >= at_once)
     try:
+        load.wait_for(at_once)
         yield load
     finally:
         load.stopping = True
         thread.join(timeout=120)
     assert not thread.is_alive(), "a stream hangs"
-
-
-def _until(holds: "object", timeout_s: float = 90.0) -> None:
-    assert callable(holds)
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "the load does not get going"
-        time.sleep(0.1)

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from services.common.errors import InvalidRequestError
 from services.common.text import Vocabulary
 from services.pd_master.chat_template import ChatTemplate
+from services.pd_master.sampling_defaults import read_defaults
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -17,7 +18,7 @@ class ModelText:
     """Tokenizer and chat templates of one model folder. Built once per model; its methods run in any thread."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads `tokenizer.json`, `tokenizer_config.json`, template files. Raises ValueError when one is unusable."""
+        """Reads tokenizer, its config, templates, generation config. Raises ValueError when one is unusable."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ValueError(f"{path} does not exist: the model folder needs a tokenizer.json")
@@ -33,6 +34,7 @@ class ModelText:
         self._special_ids = {
             token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special
         }
+        self.sampling = read_defaults(folder)
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         """Tokens that have a name; the model's own table may be padded beyond it."""
         self.max_token_bytes = max((len(name.encode()) for name in self._tokenizer.get_vocab()), default=1)

@@ -37,7 +37,7 @@ async def chat_request(gateway: Gateway, body: ChatBody, target: Target, label: 
     config = gateway.config
     num_choices = checks.choice_count(body.n, config, param="n")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling.sampling_params(body, target.model, num_logprobs)
+    params = sampling.sampling_params(body, target, num_logprobs)
     prompt_ids, plan = await gateway.tokenizers.run(chat_prompt, body, target)
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     param = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"

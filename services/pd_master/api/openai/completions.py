@@ -58,7 +58,7 @@ class CompletionsEndpoint:
         num_choices = checks.choice_count(wanted, config, param="best_of" if body.best_of else "n")
         ranked = wanted > (body.n or 1)
         num_logprobs = 0 if ranked and body.logprobs is None else body.logprobs
-        params = sampling.sampling_params(body, target.model, num_logprobs)
+        params = sampling.sampling_params(body, target, num_logprobs)
         prompt_ids = await self._prompt_ids(body, prompt, target)
         max_tokens = body.max_tokens or min(DEFAULT_MAX_TOKENS, target.model.max_context_tokens - len(prompt_ids))
         max_new = checks.fit_output(len(prompt_ids), max_tokens, target.model, param="max_tokens")

@@ -5,6 +5,7 @@ from services.common.request import SamplingParams, StopParams, TextParams
 from services.pd_master import checks
 from services.pd_master.api.openai.fields import GenerationFields
 from services.pd_master.backend import ServedModel
+from services.pd_master.gateway import Target
 
 _UNSUPPORTED = (
     "guided_json",
@@ -24,16 +25,19 @@ def refuse_unsupported(fields: GenerationFields) -> None:
             raise InvalidRequestError(f"{name}: not supported by this server", param=name)
 
 
-def sampling_params(fields: GenerationFields, model: ServedModel, num_logprobs: int | None) -> SamplingParams:
-    """Raises InvalidRequestError for token ids outside the vocabulary."""
-    checks.check_ids(fields.logit_bias or (), model, "logit_bias")
-    checks.check_ids(fields.allowed_token_ids or (), model, "allowed_token_ids")
+def sampling_params(fields: GenerationFields, target: Target, num_logprobs: int | None) -> SamplingParams:
+    """What the client leaves open is the model's own recommendation. Raises InvalidRequestError for token ids outside
+    the vocabulary."""
+    checks.check_ids(fields.logit_bias or (), target.model, "logit_bias")
+    checks.check_ids(fields.allowed_token_ids or (), target.model, "allowed_token_ids")
+    defaults = target.text.sampling
+    penalty = fields.repetition_penalty
     return SamplingParams(
-        temperature=checks.temperature_of(fields.temperature),
-        top_k=max(fields.top_k or 0, 0),
-        top_p=fields.top_p if fields.top_p is not None else 1.0,
-        min_p=fields.min_p or 0.0,
-        repetition_penalty=fields.repetition_penalty if fields.repetition_penalty is not None else 1.0,
+        temperature=checks.temperature_of(defaults.temperature if fields.temperature is None else fields.temperature),
+        top_k=max(defaults.top_k if fields.top_k is None else fields.top_k, 0),
+        top_p=defaults.top_p if fields.top_p is None else fields.top_p,
+        min_p=defaults.min_p if fields.min_p is None else fields.min_p,
+        repetition_penalty=defaults.repetition_penalty if penalty is None else penalty,
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         seed=checks.seed_of(fields.seed),

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from services.common.errors import SluiceError
 from services.worker.session_errors import SessionOverflowError
@@ -12,17 +12,17 @@ MAX_WAITING = 100_000
 T = TypeVar("T")
 
 
-def _nothing() -> None:
-    return None
+def _nothing() -> list[Any]:
+    return []
 
 
 class Outbox(Generic[T]):
     """Filled by the service, emptied by the stream's task, which asks for more only when the socket can take it.
 
-    cut: makes one more message at the moment of writing, from what has grown since; None when nothing has.
+    cut: makes more messages at the moment of writing, from what has grown or changed since; none when nothing has.
     """
 
-    def __init__(self, name: str, cut: Callable[[], T | None] = _nothing) -> None:
+    def __init__(self, name: str, cut: Callable[[], list[T]] = _nothing) -> None:
         self._name = name
         self._cut = cut
         self._waiting: list[T] = []
@@ -61,5 +61,4 @@ class Outbox(Generic[T]):
         if len(self._waiting) > MAX_WAITING:
             raise SessionOverflowError(f"{len(self._waiting)} messages wait for {self._name}")
         batch, self._waiting = self._waiting, []
-        frame = self._cut()
-        return batch if frame is None else [*batch, frame]
+        return [*batch, *self._cut()]

@@ -131,7 +131,8 @@ class WorkerService:
             before[1].outbox.close(SupersededError("a newer session of this master took its place"))
         self._sessions[hello.master] = (number, session)
         self._metrics.sessions.masters.set(len(self._sessions))
-        session.outbox.say(self._hello, self._heartbeat(hello.master))
+        session.outbox.say(self._hello)
+        session.beat(self._heartbeat(hello.master))
         log.info("master %s is here", hello.master.master_id)
         self.hand_in(lambda now: self.core.master_hello(hello.master, number, hello.live, now))
         return session
@@ -174,7 +175,7 @@ class WorkerService:
     def tell_masters(self) -> None:
         """Say how this worker is, on the beat or when it has changed in a way that masters wait for."""
         for master, (_, session) in self._sessions.items():
-            session.outbox.say(self._heartbeat(master))
+            session.beat(self._heartbeat(master))
 
     def _heartbeat(self, master: MasterRef) -> Heartbeat:
         status = self._status

@@ -1,14 +1,14 @@
 """A worker's end of one stream to one master: what waits to be said, merged when the stream is slow (DESIGN R15).
 
-Events and heartbeats are said in order. Output is not queued: the session knows how far it has sent each choice, and
-when the stream can take a frame it cuts what is new from the choices' logs. So a slow stream gets fewer, longer frames,
-and what waits is bounded by the logs that are kept anyway.
+Events are said in order; of heartbeats only the last one counts. Output is not queued: the session knows how far it has
+sent each choice, and when the stream can take a frame it cuts what is new from the choices' logs. So a slow stream gets
+fewer, longer frames, and what waits is bounded by the logs that are kept anyway.
 """
 
 from dataclasses import dataclass
 
 from services.common.ipc import AttemptKey
-from services.common.messages import AttemptDelta, Deltas, MasterRef, WorkerMessage
+from services.common.messages import AttemptDelta, Deltas, Heartbeat, MasterRef, WorkerMessage
 from services.common.metrics import SessionMetrics
 from services.worker.outbox import Outbox
 from services.worker.protocol.effects import OutputLog
@@ -30,6 +30,7 @@ class MasterSession:
         self._metrics = metrics
         self._cursors: dict[tuple[AttemptKey, int], _Cursor] = {}
         self._grown: dict[tuple[AttemptKey, int], _Cursor] = {}
+        self._heartbeat: Heartbeat | None = None
 
     def follow(self, key: AttemptKey, choice: int, log: OutputLog, next_index: int) -> None:
         """Send this choice's output from an output position on, and all that comes after it."""
@@ -49,7 +50,17 @@ class MasterSession:
             self._cursors.pop((key, choice), None)
             self._grown.pop((key, choice), None)
 
-    def _cut(self) -> Deltas | None:
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Say how the worker is; one that still waits is out of date and dropped."""
+        self._heartbeat = heartbeat
+        self.outbox.poke()
+
+    def _cut(self) -> list[WorkerMessage]:
+        heartbeat, self._heartbeat = self._heartbeat, None
+        frame = self._cut_deltas()
+        return [message for message in (heartbeat, frame) if message is not None]
+
+    def _cut_deltas(self) -> Deltas | None:
         grown, self._grown = self._grown, {}
         deltas = []
         for (key, _), cursor in grown.items():

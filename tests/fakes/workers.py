@@ -31,7 +31,7 @@ class RunningWorker:
     def __init__(self, role: str, *engine_options: str, grpc_port: int = 0, **options: object) -> None:
         values: dict[str, object] = {
             "model": str(DEMO), "served_model_name": "demo", "role": role, "host": "127.0.0.1", "grpc_port": grpc_port,
-            "drain_s": 5.0,
+            "drain_s": 15.0,
         }  # fmt: skip
         config = WorkerConfig(**(values | options))  # type: ignore[arg-type]
         self.worker = Worker(config, BUILDS[role], engine_command=(*FAKE_ENGINE, *engine_options))
@@ -105,7 +105,7 @@ class RunningWorker:
     async def stop(self) -> None:
         """SIGTERM, and its end."""
         self.worker.stop()
-        await asyncio.wait_for(self.task, 20)
+        await asyncio.wait_for(self.task, 30)
 
     async def kill(self) -> None:
         """The whole pod is gone at once: process, engine and sockets."""

@@ -60,7 +60,7 @@ async def test_abort_in_each_state_leaves_nothing(state: tuple[Reached, list[str
         await reached(m, requests[-1] if reached is queued else requests[0])
         for key in keys:
             m.abort(key)
-        await asyncio.wait_for(asyncio.gather(p.until_empty(), d.until_empty()), 5)
+        await asyncio.wait_for(asyncio.gather(p.until_empty(), d.until_empty()), 10)
 
 
 async def test_a_lost_decode_worker_in_each_state_leaves_nothing(state: tuple[Reached, list[str], list[str]]) -> None:

@@ -57,7 +57,7 @@ async def test_a_stopped_worker_ends_while_its_model_is_loading() -> None:
 async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
     async with workers(prefill, decode) as (p, d), master(p.address, d.address) as m:
         await m.pair(p.address, d.address)
-        running = make_request([5, 6, 7], 60)
+        running = make_request([5, 6, 7], 200)
         m.submit(running, p.address, d.address)
         await m.event(running, Joined)
         d.worker.stop()
@@ -67,7 +67,7 @@ async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
         late_key = m.submit(late, p.address, d.address)
         assert (await m.event(late, PlacementRefused)).reason is RefusalReason.DRAINING
         m.abort(late_key)
-        assert (await m.finished(running)).tokens[0] == fake_output([5, 6, 7], 60)
+        assert (await m.finished(running)).tokens[0] == fake_output([5, 6, 7], 200)
         await asyncio.wait_for(d.task, 10)
         await m.until(lambda: m.links[d.address].error is not None)
         error = m.links[d.address].error

@@ -129,7 +129,7 @@ async def test_an_orphaned_reservation_is_given_back_after_its_lease() -> None:
         await m.event(request, Prefilling)
         await d.until_reserved()
         await p.kill()
-        await asyncio.wait_for(d.until_empty(), 6)  # without a word from the master
+        await asyncio.wait_for(d.until_empty(), 12)  # without a word from the master
 
 
 async def test_a_decode_worker_that_comes_back_is_another_start() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from services.common.ipc import AttemptKey, SequenceOutput
-from services.common.messages import Deltas, MasterRef, Queued, WorkerMessage
+from services.common.messages import Deltas, Heartbeat, Load, MasterRef, Queued, WorkerMessage
 from services.common.metrics import WorkerMetrics
 from services.common.request import Delta, Finish, FinishReason
 from services.worker.outbox import MAX_WAITING, Outbox
@@ -59,6 +59,15 @@ async def test_events_come_in_order_and_before_the_output() -> None:
     one.outbox.say(Queued(KEY), Queued(AttemptKey("cd" * 16, 1)))
     messages = await written(one)
     assert [type(message) for message in messages] == [Queued, Queued, Deltas]
+
+
+async def test_a_slow_stream_gets_only_the_last_heartbeat() -> None:
+    one = session()
+    for age_s in (1.0, 2.0, 3.0):
+        one.beat(Heartbeat(Load(), age_s, ready=True, draining=False, proven=[], held=[]))
+    (heartbeat,) = await written(one)
+    assert isinstance(heartbeat, Heartbeat)
+    assert heartbeat.engine_age_s == 3.0
 
 
 async def test_a_slow_stream_gets_one_merged_delta() -> None:

@@ -35,7 +35,8 @@ class ResultHandler:
             prefilling=[(chunk.job.job_id, chunk.end) for chunk in batch.chunks],
         )
         state.events.insert(at, done)
-        self._count(batch, len(outputs), step_s)
+        state.counters.output_tokens += len(outputs)
+        state.counters.evicted_tokens = state.kv.num_evicted
 
     def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
         job, index = sequence.job, len(sequence.outputs)
@@ -56,15 +57,6 @@ class ResultHandler:
             finish=finish,
             stop_token_id=stop_token_id,
         )
-
-    def _count(self, batch: Batch, num_outputs: int, step_s: float) -> None:
-        counters = self._state.counters
-        counters.steps += 1
-        counters.step_seconds += step_s
-        counters.decode_rows += batch.num_decode_rows
-        counters.prefill_tokens += batch.num_prefill_tokens
-        counters.output_tokens += num_outputs
-        counters.evicted_tokens = self._state.kv.num_evicted
 
 
 def end_at_length(state: EngineState, sequence: Sequence) -> None:

@@ -65,7 +65,6 @@ class RoomMaker:
         running = [s for s in job.sequences.values() if not s.gone]
         victims = running if job.state is JobState.PREFILLING else running[-1:]
         for sequence in victims:
-            state.counters.preemptions += 1
             state.events.append(Preempted(job.job_id, sequence.choice))
         if job.state is JobState.PREFILLING:
             state.end_job(job)

@@ -60,7 +60,6 @@ class EngineState:
 
     def defer(self, job_id: int) -> None:
         """There is no room for a job, which has left no trace."""
-        self.counters.deferrals += 1
         self.events.append(Deferred(job_id, self.kv.available))
 
     def refuse(self, job_id: int, key: AttemptKey, why: str) -> None:

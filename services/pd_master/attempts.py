@@ -52,6 +52,8 @@ from services.pd_master.recovery import (
 from services.pd_master.timers import Timers
 
 _MISSES = 2
+_TIMERS_A_REQUEST, _SPARE_TIMERS = 4, 4096
+"""Requests end long before their deadlines: beyond so many timers most are of requests that are over."""
 HANDOVER_LEAD_S = 10.0
 """So long before a draining worker ends, its sequences start to move, spread over the time that is left (DESIGN
 R17)."""
@@ -72,6 +74,11 @@ class Attempts:
         return len(self._inflights)
 
     @property
+    def num_timers(self) -> int:
+        """Points in time that are waited for."""
+        return len(self._timers)
+
+    @property
     def num_attempts(self) -> int:
         """Attempts that are believed in."""
         return len(self._index)
@@ -89,7 +96,12 @@ class Attempts:
         self._timers.add(now + request.deadline_s, DeadlineDue(request.request_id))
         self._timers.add(now + request.queue_budget_s, BudgetDue(request.request_id))
         self._recovery.start(branch, pair, now)
+        if len(self._timers) > _TIMERS_A_REQUEST * len(self._inflights) + _SPARE_TIMERS:
+            self._timers.keep(self._still_matters)
         return self._take()
+
+    def _still_matters(self, due: Due) -> bool:
+        return not isinstance(due, DeadlineDue | BudgetDue) or due.request_id in self._inflights
 
     def abort(self, request_id: str) -> list[Effect]:
         """The client is gone: end all that is left of its request. Unknown ids are ignored."""

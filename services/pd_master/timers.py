@@ -2,13 +2,14 @@
 
 import heapq
 import itertools
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Timers(Generic[T]):
-    """What is due when. Nothing is removed early: whoever is woken checks whether it still matters."""
+    """What is due when. Nothing is removed one by one: whoever is woken checks whether it still matters."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, T]] = []
@@ -17,6 +18,14 @@ class Timers(Generic[T]):
     def add(self, due_s: float, what: T) -> None:
         """Remember."""
         heapq.heappush(self._heap, (due_s, next(self._order), what))
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def keep(self, matters: Callable[[T], bool]) -> None:
+        """Forget all that does not matter any more. O(n): for when most of it does not."""
+        self._heap = [entry for entry in self._heap if matters(entry[2])]
+        heapq.heapify(self._heap)
 
     @property
     def next_s(self) -> float | None:

@@ -86,3 +86,11 @@ def test_client_that_goes_ends_both_halves_and_hears_nothing_more() -> None:
     assert bench.take(Abort, P0) == [Abort([K1])]
     bench.output(P0, K1, tokens(0, 1))
     assert (bench.delivered, bench.end, len(bench.core)) == ([], None, 0)
+
+
+def test_timers_of_requests_that_are_over_do_not_pile_up() -> None:
+    core = Attempts(InOrder(), PendingLoad())
+    for number in range(20_000):
+        core.submit(Request(f"r{number}", "m", [1], SamplingParams(), StopParams(1)), 0.0)
+        core.abort(f"r{number}")
+    assert core.num_timers < 5_000

@@ -1,5 +1,7 @@
 """Attempts that decode: preemption, choices, ends, masters that go."""
 
+import msgspec
+
 from services.common import ipc
 from services.common.ipc import AttemptKey
 from services.common.messages import (
@@ -12,12 +14,13 @@ from services.common.messages import (
     RefusalReason,
     Refused,
 )
-from services.common.peer_messages import Denied
-from services.common.request import FinishReason
+from services.common.peer_messages import Denied, Reserve
+from services.common.request import FinishReason, Request, StopParams
 from services.router.work import WorkKind
 from services.worker.protocol import effects as fx
 from tests.unit.protocol.cores import KEY, M0, P0, handover, output, request, reserve, submit, token
 from tests.unit.protocol.decode_bench import DecodeBench
+from tests.unit.protocol.sim.expected import open_log
 
 
 def test_abort_in_each_state_gives_everything_back() -> None:
@@ -135,3 +138,27 @@ def test_prompt_sent_to_a_decode_worker_is_refused() -> None:
     bench.master(submit())
     assert isinstance(bench.to_master()[0], Refused)
     assert request().num_choices == 1
+
+
+def test_stop_string_ends_the_sequence_in_the_engine_too() -> None:
+    bench = DecodeBench()
+    text = open_log(request(limit=30), 0, [])
+    for position in range(30):
+        text.take(output(0, position))
+    word = text.since(0).text[3:6]  # type: ignore[union-attr]
+    bench.peer(Reserve(KEY, M0, stopping(word), (0,), [], 0.0))
+    bench.event(ipc.Reserved(1, 0, 3))
+    bench.peer(handover())
+    bench.event(ipc.Joined(1))
+    for position in range(1, 30):
+        bench.event(output(1, position))
+    (finish,) = bench.take(fx.FinishSequence)
+    assert (finish.job_id, finish.choice) == (1, 0)
+    assert 1 < finish.num_output_tokens < 30
+    bench.event(ipc.Ended(1))
+    assert not any(isinstance(one, Failed) for one in bench.to_master())
+
+
+def stopping(word: str) -> Request:
+    """The usual request, which a word ends."""
+    return msgspec.structs.replace(request(limit=30), stop=StopParams(30, stop_strings=(word,)))

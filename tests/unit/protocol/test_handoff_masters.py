@@ -126,3 +126,12 @@ def test_peers_are_those_of_the_masters_that_are_there() -> None:
     bench.said += bench.core.master_closed(other, 2, 0.0)
     bench.pass_time(6)
     assert bench.take(fx.WantPeers) == [fx.WantPeers((AT_D0,))]
+
+
+def test_end_of_an_old_session_does_not_make_its_master_silent() -> None:
+    bench = PrefillBench()
+    bench.computing()
+    bench.hello(LiveAttempt(KEY, {0: 0}), session=2)
+    bench.said += bench.core.master_closed(M0, 1, 0.0)
+    bench.pass_time(8)
+    assert bench.core.held(M0) == [KEY]

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.faults.leaks import wait_nothing_left
 from tests.integration.client import Answer, stream
 from tests.integration.cluster import Cluster, Process
+from tests.integration.leaks import wait_nothing_left
 from tests.integration.oracle import Oracle
 from tests.integration.prompts import CHAT, PLAIN
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.client import Answer, stream
+from tests.integration.client import Answer, stream, stream_all
 from tests.integration.cluster import Cluster, Process
 from tests.integration.leaks import wait_nothing_left
 from tests.integration.oracle import Oracle
-from tests.integration.prompts import CHAT, PLAIN
 
 NUM_STREAMS = 16
 MAX_NEW_TOKENS = 48
@@ -52,7 +51,7 @@ def assert_right_or_clear_error(oracle: Oracle, prompts: Sequence[tuple[int, ...
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 def test_streams_survive_a_killed_worker_and_its_successor_is_used(cluster: Cluster, oracle: Oracle, role: str) -> None:
-    prompts = [oracle.chat_ids(text) for text in CHAT][:8] + [oracle.ids(text) for text in PLAIN][:8]
+    prompts = oracle.sixteen_prompts()
     victim = cluster.processes[f"{role}-0"]
 
     answers = asyncio.run(run_and_kill(cluster, prompts, victim))
@@ -63,13 +62,7 @@ def test_streams_survive_a_killed_worker_and_its_successor_is_used(cluster: Clus
     cluster.wait_ready()
     kept_alive = cluster.processes[f"{role}-1"]
     kept_alive.kill()
-    answers = asyncio.run(run_again(cluster, prompts))
+    answers = asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, NUM_STREAMS, ignore_eos=True))
     assert assert_right_or_clear_error(oracle, prompts, answers) == NUM_STREAMS, (
         "the worker that came back was not used"
     )
-
-
-async def run_again(cluster: Cluster, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-    """All prompts at once, with nothing going wrong."""
-    async with httpx.AsyncClient(base_url=cluster.url, limits=httpx.Limits(max_connections=None)) as client:
-        return list(await asyncio.gather(*(stream(client, p, MAX_NEW_TOKENS, ignore_eos=True) for p in prompts)))

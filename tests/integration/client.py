@@ -55,13 +55,15 @@ def _take(answer: Answer, event: dict[str, Any]) -> None:
     answer.finish_reason = event["finish_reason"] or answer.finish_reason
 
 
-async def stream_all(url: str, prompts: Sequence[Sequence[int]], max_new_tokens: int, at_once: int) -> list[Answer]:
+async def stream_all(
+    url: str, prompts: Sequence[Sequence[int]], max_new_tokens: int, at_once: int, **parameters: Any
+) -> list[Answer]:
     """Answers in the prompts' order, at most `at_once` in flight."""
     gate = asyncio.Semaphore(at_once)
     async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_connections=None)) as client:
 
         async def one(prompt: Sequence[int]) -> Answer:
             async with gate:
-                return await stream(client, prompt, max_new_tokens)
+                return await stream(client, prompt, max_new_tokens, **parameters)
 
         return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))

@@ -13,6 +13,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from tests.integration.prompts import CHAT, PLAIN
+
 
 class Oracle:
     """Greedy `generate` on one model folder, one prompt at a time, without Sluice."""
@@ -35,6 +37,10 @@ class Oracle:
     def ids(self, text: str) -> tuple[int, ...]:
         """Token ids of a text, no special tokens added."""
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def sixteen_prompts(self) -> list[tuple[int, ...]]:
+        """Eight chats and eight plain texts: the streams of tests that disturb sixteen at once."""
+        return [self.chat_ids(text) for text in CHAT[:8]] + [self.ids(text) for text in PLAIN[:8]]
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of output ids as an API shows it: special tokens left out."""

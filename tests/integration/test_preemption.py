@@ -11,9 +11,8 @@ from tests.integration.client import stream_all
 from tests.integration.cluster import Cluster
 from tests.integration.leaks import wait_nothing_left
 from tests.integration.oracle import Oracle
-from tests.integration.prompts import CHAT
 
-MAX_NEW_TOKENS = 40
+MAX_NEW_TOKENS = 48
 POOL = ["--dtype", "float32", "--kv-pool-tokens", "640", "--max-context-tokens", "512", "--no-prefix-cache"]
 EAGER = ["--prior-output-tokens", "1"]
 """The Router expects one token from each request, so it lets in more than there is room for."""
@@ -27,17 +26,16 @@ def cluster(model_dir: Path, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_preempted_sequences_resume_with_the_same_tokens(cluster: Cluster, oracle: Oracle) -> None:
-    prompts = [oracle.chat_ids(text) for text in CHAT]
+    prompts = oracle.sixteen_prompts()
 
-    answers = asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, at_once=len(prompts)))
+    answers = asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, at_once=len(prompts), ignore_eos=True))
 
     for prompt, answer in zip(prompts, answers, strict=True):
         assert not answer.error
-        assert answer.token_ids == oracle.generate(prompt, MAX_NEW_TOKENS)
+        assert answer.token_ids == oracle.generate(prompt, MAX_NEW_TOKENS, ignore_eos=True)
         assert answer.counts == list(range(1, len(answer.token_ids) + 1))
-    preempted = re.search(
-        r"^sluice_engine_preemptions_total (\S+)$", cluster.processes["decode-0"].metrics(), re.MULTILINE
-    )
+    metrics = cluster.processes["decode-0"].metrics()
+    preempted = re.search(r"^sluice_engine_preemptions_total (\S+)$", metrics, re.MULTILINE)
     assert preempted is not None
     assert float(preempted.group(1)) > 0, "the pool was not small enough to show anything"
     wait_nothing_left(cluster, within_s=3)

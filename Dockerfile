@@ -21,10 +21,13 @@ COPY requirements-dev.txt ./
 RUN python3 -m venv /opt/build && /opt/build/bin/python -m pip install --no-cache-dir --no-compile \
         "$(grep '^grpcio-tools==' requirements-dev.txt)" "$(grep '^setuptools==' requirements-dev.txt)"
 COPY proto proto
+COPY pyproject.toml ./
 RUN mkdir -p /app/bin && /opt/build/bin/python -m grpc_tools.protoc -Iproto --python_out=/app --grpc_python_out=/app \
         proto/sluice/v1/*.proto && touch /app/sluice/__init__.py /app/sluice/v1/__init__.py && \
     printf '#!/usr/bin/env python3\nimport sys\nfrom services.cli.main import main\nsys.exit(main())\n' >/app/bin/sluice && \
-    chmod 755 /app/bin/sluice
+    chmod 755 /app/bin/sluice && version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) && \
+    mkdir "/app/sluice-$version.dist-info" && \
+    printf 'Metadata-Version: 2.1\nName: sluice\nVersion: %s\n' "$version" >"/app/sluice-$version.dist-info/METADATA"
 COPY services /app/services
 COPY kernels /app/kernels
 
@@ -33,7 +36,7 @@ FROM ${GATEWAY_BASE} AS gateway-build
 RUN command -v python3 >/dev/null && python3 -c 'import ensurepip, venv' || \
     { apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates; }
 WORKDIR /src
-COPY requirements-*.txt ./
+COPY requirements-cpu.txt requirements-gateway.txt ./
 RUN python3 -m venv /opt/sluice && \
     /opt/sluice/bin/python -m pip install --no-cache-dir --no-compile -r requirements-gateway.txt && \
     rm -rf /opt/sluice/lib/python3.*/site-packages/pip* /opt/sluice/lib/python3.*/site-packages/setuptools*
@@ -70,12 +73,12 @@ ARG TORCH=
 RUN command -v python3 >/dev/null && python3 -c 'import ensurepip, venv' || \
     { apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates; }
 WORKDIR /src
-COPY requirements-*.txt ./
+COPY requirements-cpu.txt requirements-worker.txt ./
 # Headers, static libraries and tests of packages are half of what pip brings; nobody here compiles against them.
 RUN python3 -m venv /opt/sluice && pip="/opt/sluice/bin/python -m pip install --no-cache-dir --no-compile" && \
     { [ -z "$TORCH" ] || $pip "$TORCH"; } && $pip -r requirements-worker.txt && \
     cd /opt/sluice/lib/python3.*/site-packages && \
-    rm -rf pip* setuptools* torch/include torch/test torch/bin torch/share */include/rmm && find . -name '*.a' -delete
+    rm -rf pip* setuptools* torch/include torch/test torch/share */include/rmm && find . -name '*.a' -delete
 
 FROM ${WORKER_BASE} AS worker
 # gcc and Python's headers: Triton compiles a launcher for each kernel. ibverbs: UCX's RDMA.

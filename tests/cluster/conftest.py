@@ -55,7 +55,8 @@ def values(model_dir: Path) -> dict[str, Any]:
     of_demo["image"] = {name: {"repository": f"localhost/sluice/{name}", "tag": TAG} for name in ("gateway", "worker")}
     of_demo["model"]["hostPath"]["path"] = str(model_dir)
     of_demo["networkPolicy"] = {"prometheus": [{"namespaceSelector": {}}]}
-    of_demo["pdMaster"]["resources"] = of_demo["worker"]["resources"] = {"requests": {"cpu": "50m"}, "limits": {}}
+    small = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "3Gi"}}
+    of_demo["pdMaster"]["resources"] = of_demo["worker"]["resources"] = small
     return of_demo
 
 

@@ -21,6 +21,7 @@ _INPUTS = (
     "Dockerfile",
     ".dockerignore",
     "requirements-*.txt",
+    "pyproject.toml",
     "proto/**/*.proto",
     "services/**/*.py",
     "kernels/**/*.py",

@@ -82,13 +82,13 @@ class RunningWorker:
 
     async def until_empty(self) -> None:
         """Wait until engine, Router and core hold nothing, and all slots are free."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while not await self._is_empty():  # noqa: ASYNC110 - the engine is asked again each time
                 await asyncio.sleep(0.05)
 
     async def until_reserved(self) -> None:
         """Wait until slots are promised to KV on its way."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while not (await self.integrity()).usage.reserved_slots:  # noqa: ASYNC110 - the engine is asked again
                 await asyncio.sleep(0.02)
 

@@ -82,9 +82,14 @@ class EngineClient:
         log.info("engine started, pid %s", self._process.pid)
 
     @property
+    def silent_s(self) -> float:
+        """Seconds since the engine's last sign of life: it gives one each second, in a long step too."""
+        return time.monotonic() - self._heard_at
+
+    @property
     def age_s(self) -> float:
         """Seconds since the engine's last sign of life, or the age of the step it is in, whichever is more."""
-        return max(time.monotonic() - self._heard_at, self._busy_s)
+        return max(self.silent_s, self._busy_s)
 
     @property
     def pid(self) -> int | None:

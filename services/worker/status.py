@@ -8,6 +8,9 @@ from services.common.metrics import WorkerMetrics
 from services.router.router import Router
 from services.worker.engine_client import EngineClient
 
+SILENCE_S = 5.0
+"""An engine that gives no sign of life for so long is stopped or wedged: no work for it, long before it is given up."""
+
 
 class Status:
     """One per worker process; `router` is set once the engine is ready."""
@@ -44,7 +47,11 @@ class Status:
         """Why the worker is not ready, or None (DESIGN R14: masters are not asked)."""
         if self.draining:
             return "draining"
-        return "the model is being loaded" if self.router is None else self.stalled()
+        if self.router is None:
+            return "the model is being loaded"
+        if self._engine.silent_s > SILENCE_S:
+            return f"the engine has been silent for {self._engine.silent_s:.1f} s"
+        return self.stalled()
 
     def stalled(self, patience: float = 1.0) -> str | None:
         """Whether the engine is wedged, and for how long, or None; a dead one ends the process. Patience multiplies."""

@@ -60,7 +60,8 @@
 {{- if and $v.rdma.resource $v.rdma.claimTemplate }}{{ fail (printf "%s.rdma: give resource or claimTemplate, not both" .key) }}{{ end -}}
 {{- if and (eq $v.requireLane "rdma") (not $v.rdma.enabled) (not $v.hostNetwork) }}{{ fail (printf "%s.requireLane: rdma can never be met while rdma.enabled is false" .key) }}{{ end -}}
 {{- if gt (int $v.transferDepth) (int $v.transferPages) }}{{ fail (printf "%s.transferDepth: %v is more than transferPages %v; a message in flight needs a page" .key $v.transferDepth $v.transferPages) }}{{ end -}}
-{{- if le (int $v.livenessBudgetSeconds) (add 10 (int $v.engineStallS)) }}{{ fail (printf "%s.livenessBudgetSeconds: %v must be more than engineStallS %v + 10" .key $v.livenessBudgetSeconds $v.engineStallS) }}{{ end -}}
+{{- $dead := mul 3 (int (ceil $v.engineStallS)) -}}
+{{- if le (int $v.livenessBudgetSeconds) (add 10 $dead) }}{{ fail (printf "%s.livenessBudgetSeconds: %v must be more than 3 x engineStallS %v + 10 = %d" .key $v.livenessBudgetSeconds $v.engineStallS (add 10 $dead)) }}{{ end -}}
 {{- if and $v.keda.enabled $v.autoscaling.enabled }}{{ fail (printf "%s: keda and autoscaling are both enabled; one of them may set the replicas" .key) }}{{ end -}}
 {{- if and $v.keda.enabled (not $v.keda.serverAddress) }}{{ fail (printf "%s.keda.serverAddress: must be Prometheus' address when keda.enabled is true" .key) }}{{ end -}}
 {{- if and $v.keda.enabled (gt (int $v.keda.minReplicas) (int $v.keda.maxReplicas)) }}{{ fail (printf "%s.keda.minReplicas: %v is more than maxReplicas %v" .key $v.keda.minReplicas $v.keda.maxReplicas) }}{{ end -}}

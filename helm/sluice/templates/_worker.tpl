@@ -127,7 +127,7 @@ livenessProbe:
   httpGet: {path: /liveness, port: http}
   periodSeconds: 5
   timeoutSeconds: 3
-  failureThreshold: {{ max 2 (div (sub (int .values.livenessBudgetSeconds) (int .values.engineStallS)) 5) }}
+  failureThreshold: {{ max 2 (div (sub (int .values.livenessBudgetSeconds) (mul 3 (int (ceil .values.engineStallS)))) 5) }}
 {{- end }}
 
 {{- define "sluice.workerResources" -}}

@@ -66,13 +66,18 @@ setup: $(VENV)/.installed gen/.stamp ## make the virtual environment, the stubs 
 gen: gen/.stamp ## make the gRPC stubs when a proto has changed
 
 # ---------------------------------------------------------------------------------------------------------------- use
-.PHONY: run test check clean
+.PHONY: run test test-cluster check clean
 run: setup ## start pd_master, prefill and decode workers on this machine; options in ARGS="..."
 	@exec $(BIN)/sluice up $(ARGS)
 
 test: setup ## run every test that needs no GPU; options in ARGS="..."
 	@$(BIN)/sluice fetch-demo-model
 	@$(BIN)/python -m pytest -m "not gpu" $(if $(ARGS),$(ARGS),$(TESTS))
+
+# The variable is the tests' own; a process of Sluice would refuse it as an unknown option.
+test-cluster: setup ## run the tests that need a real Kubernetes, which SLUICE_TEST_CLUSTER starts
+	@env -u SLUICE_TEST_CLUSTER $(BIN)/sluice fetch-demo-model
+	@$(BIN)/python -m pytest tests/cluster $(ARGS)
 
 check: setup ## lint, types, import rules, protos, sizes, chart
 	$(call say,ruff)

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from services.common import ipc
 from services.engine.admission import BadJobError, read_ids
-from services.engine.backends.interface import Copy
 from services.engine.jobs import Job, JobState, Sequence
-from services.engine.model_runner import ModelRunner
 from services.engine.results import end_at_length
+from services.engine.runner import Copy, Runner
 from services.engine.state import EngineState
 from services.engine.transfer.events import Damaged, PeerLost, PeerProven, Received
 from services.engine.transfer.layout import PageLayout
@@ -50,7 +49,7 @@ class _Scattering:
 class Arrivals:
     """Owned by the loop of a decode engine."""
 
-    def __init__(self, state: EngineState, runner: ModelRunner, receiver: KvReceiver, vocab_size: int) -> None:
+    def __init__(self, state: EngineState, runner: Runner, receiver: KvReceiver, vocab_size: int) -> None:
         self._state = state
         self._runner = runner
         self._receiver = receiver

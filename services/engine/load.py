@@ -8,17 +8,17 @@ from pathlib import Path
 
 import torch
 
-from services.engine.backends.interface import Backend, Heads
-from services.engine.backends.select import choose_device, make_backend
+from services.engine.backends.interface import Heads
 from services.engine.config import ConfigError, EngineConfig
+from services.engine.devices import choose_device, make_runner
 from services.engine.fingerprint import kv_layout, model_fingerprint
 from services.engine.models.config import ModelConfig, read_model_config
 from services.engine.models.families import build_decoder
-from services.engine.models.layers import Decoder
 from services.engine.models.rope import rope_tables
 from services.engine.models.weights import RandomSource, SafetensorsSource, Weights, WeightSource
 from services.engine.pool import allocate_pool, choose_num_slots, kv_bytes_per_token
 from services.engine.rows import Rows
+from services.engine.runner import Runner
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,7 @@ class LoadedModel:
     """Everything that the loop needs of the model."""
 
     config: ModelConfig
-    decoder: Decoder
-    backend: Backend
+    runner: Runner
     rows: Rows
     num_slots: int
     max_context_tokens: int
@@ -56,13 +55,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
     rows = Rows(config.max_running_requests, max_context, padding_slot=num_slots)
     rope = rope_tables(model.rope, model.head_dim, max_context, dtype)
     heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
-    backend = make_backend(device, pool, rows, heads, rope)
     with torch.inference_mode():
-        decoder = backend.adopt(decoder)
+        runner = make_runner(decoder, pool, rows, heads, rope)
     loaded = LoadedModel(
         config=model,
-        decoder=decoder,
-        backend=backend,
+        runner=runner,
         rows=rows,
         num_slots=num_slots,
         max_context_tokens=max_context,

@@ -24,11 +24,10 @@ from services.engine.config import EngineConfig
 from services.engine.jobs import Sequence
 from services.engine.kv_cache import KvCache
 from services.engine.load import LoadedModel
-from services.engine.model_runner import ModelRunner, StepResult
 from services.engine.pushes import Pushes
 from services.engine.results import ResultHandler, end_at_length
 from services.engine.room import RoomMaker
-from services.engine.sampler import Sampler
+from services.engine.runner import StepResult
 from services.engine.state import EngineState
 from services.engine.step_builder import StepBuilder
 from services.engine.transfer.wire import TRANSFER_PROTOCOL
@@ -53,18 +52,18 @@ class Engine:
         self._builder = StepBuilder(model.rows, config.chunk_tokens, config.push_tail_tokens)
         self._room = RoomMaker(self.state)
         self._results = ResultHandler(self.state)
-        self._runner = ModelRunner(model.decoder, model.backend, Sampler())
+        self._runner = model.runner
         self._transfer = transfer
         self._pushes, self._arrivals = self._open_transfer(transfer)
         admission = Admission(self.state, model.config.vocab_size)
         self._commands = CommandHandler(self.state, admission, self._pushes, self._arrivals)
         depth = config.pipeline_depth
-        self._depth = model.backend.pipeline_depth if depth is None else depth
+        self._depth = model.runner.backend.pipeline_depth if depth is None else depth
         self._launched: deque[_Launched] = deque()
         self.step = 0
 
     def _open_transfer(self, transfer: TransferEnd | None) -> tuple[Pushes | None, Arrivals | None]:
-        backend = self._model.backend
+        backend = self._model.runner.backend
         if transfer is None:
             return None, None
         self.state.pages = transfer.pages
@@ -91,7 +90,7 @@ class Engine:
             eos_token_ids=model.config.eos_token_ids,
             chunk_tokens=self._config.chunk_tokens,
             transfer_ports=() if self._transfer is None else self._transfer.ports,
-            backend=model.backend.name,
+            backend=model.runner.backend.name,
             kv_bytes_per_token=model.kv_bytes_per_token,
             load_s=model.load_s,
         )

@@ -13,43 +13,43 @@ from services.engine.sampler import Sampled, Sampler
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """A launched step. Reading waits for the device where the backend is asynchronous."""
+class SampledStep:
+    """See StepResult."""
 
     sampled: Sampled | None
 
     def token_ids(self) -> list[int]:
-        """Sampled ids in the order of the batch's samples."""
+        """See StepResult."""
         if self.sampled is None:
             return []
         ids: list[int] = self.sampled.ids.tolist()
         return ids
 
     def logprobs(self) -> dict[int, TokenLogprob]:
-        """Log-probabilities by sample index, of the samples that asked for them."""
+        """See StepResult."""
         return {} if self.sampled is None else self.sampled.logprobs()
 
 
 class ModelRunner:
-    """Owned by the loop; owns the decoder, the backend and the sampler."""
+    """The Runner over a backend's operations; owns the decoder, the backend and the sampler."""
 
     def __init__(self, decoder: Decoder, backend: Backend, sampler: Sampler) -> None:
         self._decoder = decoder
         self._sampler = sampler
         self.backend = backend
 
-    def launch(self, batch: Batch) -> StepResult:
+    def launch(self, batch: Batch) -> SampledStep:
         """Compute a batch; its KV is in the pool and its ids are the rows' next inputs when the device gets there."""
         backend = self.backend
         hidden = self._decoder.forward(backend.prepare(batch), backend)
         if not batch.samples:
-            return StepResult(None)
+            return SampledStep(None)
         if len(batch.logits_tokens) != batch.num_tokens:
             hidden = hidden[torch.from_numpy(batch.logits_tokens).to(backend.device)]
         logits = self._decoder.logits(hidden, backend)
         sampled = self._sampler.sample(logits, batch.samples)
         self._remember(batch, sampled.ids)
-        return StepResult(sampled)
+        return SampledStep(sampled)
 
     def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
         """Give rows their next input ids from the host: tokens that were sampled elsewhere."""

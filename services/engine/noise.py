@@ -16,7 +16,20 @@ _MASK = (1 << 64) - 1
 
 def noise_key(seed: int, choice: int, position: int) -> int:
     """64 bits that name one draw."""
-    return _splitmix(_splitmix(_splitmix(seed & _MASK) ^ choice) ^ position)
+    return _splitmix(sequence_key(seed, choice) ^ position)
+
+
+def sequence_key(seed: int, choice: int) -> int:
+    """The part of `noise_key` that all draws of a sequence share."""
+    return _splitmix(_splitmix(seed & _MASK) ^ choice)
+
+
+def noise_keys(sequence_keys: Keys, positions: Keys) -> Keys:
+    """`noise_key` of many draws, from their sequences' keys and output positions: [n] -> [n]."""
+    x = (sequence_keys ^ positions) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def _splitmix(x: int) -> int:

@@ -13,8 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from services.common import ipc
-from services.engine.backends.interface import Backend, Copy
 from services.engine.jobs import Job, JobState
+from services.engine.runner import Copy, Device
 from services.engine.state import EngineState
 from services.engine.transfer.events import PeerAddress, PeerLost, PeerProven, Pushed, PushOutcome
 from services.engine.transfer.layout import PageLayout
@@ -61,7 +61,7 @@ class _Gathering:
 class Pushes:
     """Owned by the loop of a prefill engine."""
 
-    def __init__(self, state: EngineState, backend: Backend, pool: PagePool, sender: KvSender, depth: int) -> None:
+    def __init__(self, state: EngineState, backend: Device, pool: PagePool, sender: KvSender, depth: int) -> None:
         self._state = state
         self._backend = backend
         self._pool = pool

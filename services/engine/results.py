@@ -4,7 +4,7 @@ from services.common.ipc import SequenceOutput, StepDone
 from services.common.request import FinishReason, TokenLogprob
 from services.engine.batch import Batch
 from services.engine.jobs import Sequence
-from services.engine.model_runner import StepResult
+from services.engine.runner import StepResult
 from services.engine.state import EngineState
 
 

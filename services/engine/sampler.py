@@ -7,9 +7,8 @@ from torch import Tensor
 from services.common.request import TokenLogprob
 from services.engine.batch import Sample
 from services.engine.drawing import draw
-from services.engine.jobs import Sequence
 from services.engine.noise import noise_key
-from services.engine.sampling_rules import SequenceRules
+from services.engine.sampling_rules import SequenceRules, rules_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Sampler:
 
     def sample(self, logits: Tensor, samples: list[Sample]) -> Sampled:
         """logits: [num_logits_rows, vocab_size]; sample i draws from row samples[i].logits_row."""
-        rules = [_rules_of(sample.sequence, logits) for sample in samples]
+        rules = [rules_of(sample.sequence, logits.shape[-1], logits.device) for sample in samples]
         special = [
             i
             for i, (rule, sample) in enumerate(zip(rules, samples, strict=True))
@@ -72,13 +71,6 @@ class Sampler:
             keys = [noise_key(rules[r][0].params.seed, rules[r][0].choice, rules[r][1]) for r in random]
             ids[random] = draw(logits[random], [rules[r][0].params for r in random], keys)
         return ids
-
-
-def _rules_of(sequence: Sequence, logits: Tensor) -> SequenceRules:
-    rules = sequence.sampler_state
-    if not isinstance(rules, SequenceRules):
-        rules = sequence.sampler_state = SequenceRules(sequence, logits.shape[-1], logits.device)
-    return rules
 
 
 def _logprobs(raw: Tensor, ids: Tensor, special: list[int], rules: list[SequenceRules]) -> dict[int, _Logprob]:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from services.common.request import SamplingParams
 from services.engine.jobs import Sequence
+from services.engine.noise import sequence_key
 
 
 class SequenceRules:
@@ -18,11 +19,12 @@ class SequenceRules:
         job = sequence.job
         self.params: SamplingParams = job.sampling
         self.choice = sequence.choice
+        self.sequence_key = sequence_key(self.params.seed, self.choice)
         self._min_new_tokens = job.stop.min_new_tokens
         self._stop_ids = _ids(job.stop.stop_token_ids, device)
         self._allowed = _ids(self.params.allowed_token_ids, device)
         self._bias_ids = _ids(tuple(self.params.logit_bias), device)
-        self._bias = torch.tensor(list(self.params.logit_bias.values()), dtype=torch.float32, device=device)
+        self._bias = _upload(torch.tensor(list(self.params.logit_bias.values()), dtype=torch.float32), device)
         self._penalised = (
             self.params.repetition_penalty != 1.0
             or self.params.presence_penalty != 0.0
@@ -32,10 +34,10 @@ class SequenceRules:
         """Nothing begins to be asked for later: what masks stops only ends."""
         if self._penalised:
             self._counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
-            outputs = torch.tensor(sequence.outputs, dtype=torch.int64, device=device)
+            outputs = _upload(torch.tensor(sequence.outputs, dtype=torch.int64), device)
             self._counts.index_add_(0, outputs, torch.ones(len(outputs), device=device))
             self._in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            prompt = torch.from_numpy(job.tokens[: job.num_prompt_tokens]).to(device).long()
+            prompt = _upload(torch.from_numpy(job.tokens[: job.num_prompt_tokens]), device).long()
             self._in_prompt[prompt] = True
 
     def is_plain(self, position: int) -> bool:
@@ -77,5 +79,28 @@ class SequenceRules:
         logits.sub_(in_outputs.float(), alpha=params.presence_penalty)
 
 
+def rules_of(sequence: Sequence, vocab_size: int, device: torch.device) -> SequenceRules:
+    """The rules that a sequence keeps in its `sampler_state`, made at its first token here."""
+    rules = sequence.sampler_state
+    if not isinstance(rules, SequenceRules):
+        rules = sequence.sampler_state = SequenceRules(sequence, vocab_size, device)
+    return rules
+
+
+def rules_of(sequence: Sequence, vocab_size: int, device: torch.device) -> SequenceRules:
+    """The sequence's own rules, made when they are first asked for."""
+    rules = sequence.sampler_state
+    if not isinstance(rules, SequenceRules):
+        rules = sequence.sampler_state = SequenceRules(sequence, vocab_size, device)
+    return rules
+
+
 def _ids(ids: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(ids, dtype=torch.int64, device=device)
+    return _upload(torch.tensor(ids, dtype=torch.int64), device)
+
+
+def _upload(values: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device without waiting for what it computes, which pageable memory would do."""
+    if device.type == "cpu" or len(values) == 0:
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)

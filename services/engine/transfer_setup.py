@@ -77,7 +77,7 @@ def open_transfer(config: EngineConfig, model: LoadedModel) -> TransferEnd | Non
         raise ConfigError(
             f"transfer.page_bytes is {options.page_bytes}; the KV of one token takes {model.kv_bytes_per_token}"
         )
-    device = model.backend.device
+    device = model.runner.backend.device
     memory = DeviceMemory(str(device)) if device.type == "cuda" else HostMemory()
     pages = PagePool(memory, options.num_pages, options.page_bytes)
     if config.role == "prefill":

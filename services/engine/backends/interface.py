@@ -1,16 +1,21 @@
-"""What a backend offers to the model runner and to the KV transfer, beside the operations that models call."""
+"""What the engine's loop and the KV transfer ask of a device.
+
+A backend either offers the operations that models call (`OpsBackend`, driven by `ModelRunner`), or computes and samples
+whole steps itself (it is a `Runner`).
+"""
 
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from services.common.request import TokenLogprob
 from services.engine.arrays import Ints
 from services.engine.batch import Batch
 from services.engine.models.layers import Decoder
 from services.engine.ops import Ops, QkNorm
 
-__all__ = ["Backend", "Copy", "Heads", "Ops", "QkNorm"]
+__all__ = ["Backend", "Copy", "Heads", "Ops", "OpsBackend", "QkNorm", "Runner", "StepResult"]
 
 
 class Heads(NamedTuple):
@@ -29,8 +34,8 @@ class Copy(Protocol):
         ...
 
 
-class Backend(Ops, Protocol):
-    """A device: its pool, its tables and its operations. Owned by the model runner."""
+class Backend(Protocol):
+    """A device and its pool. Owned by the engine's loop."""
 
     name: str
     device: torch.device
@@ -42,10 +47,6 @@ class Backend(Ops, Protocol):
         """Called once after loading: the decoder with weights in the layout that this backend computes fastest."""
         ...
 
-    def prepare(self, batch: Batch) -> Tensor:
-        """Take the step's positions and slots; return its input ids [num_tokens] on the device."""
-        ...
-
     def gather(self, slots: Ints, page: Tensor) -> Copy:
         """Copy the KV of `slots` [n] into `page` [num_layers, n, 2 * num_kv_heads, head_dim], on the compute stream."""
         ...
@@ -54,6 +55,43 @@ class Backend(Ops, Protocol):
         """The reverse of `gather`."""
         ...
 
+
+class OpsBackend(Backend, Ops, Protocol):
+    """A backend whose operations models call one by one."""
+
+    def prepare(self, batch: Batch) -> Tensor:
+        """Take the step's positions and slots; return its input ids [num_tokens] on the device."""
+        ...
+
     def remember(self, rows: Tensor, ids: Tensor) -> None:
         """Keep sampled `ids` [n] as the next inputs of `rows` [n]."""
+        ...
+
+
+class StepResult(Protocol):
+    """A launched step. Reading waits for the device where the backend is asynchronous."""
+
+    def token_ids(self) -> list[int]:
+        """Sampled ids in the order of the batch's samples."""
+        ...
+
+    def logprobs(self) -> dict[int, TokenLogprob]:
+        """Log-probabilities by sample index, of the samples that asked for them."""
+        ...
+
+
+class Runner(Protocol):
+    """Launches steps. Owned by the loop."""
+
+    @property
+    def backend(self) -> Backend:
+        """Where it computes."""
+        ...
+
+    def launch(self, batch: Batch) -> StepResult:
+        """Compute a batch; its KV is in the pool and its ids are the rows' next inputs when the device gets there."""
+        ...
+
+    def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
+        """Give rows their next input ids from the host: tokens that were sampled elsewhere."""
         ...

@@ -1,0 +1,70 @@
+"""What the loop needs of a model on a device: launch a step, read its results when they are due, copy pages.
+
+`ModelRunner` is the general one, over a backend's operations. A backend that captures whole steps brings a runner of
+its own; the loop, the KV transfer and the tests do not see the difference.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from services.common.request import TokenLogprob
+from services.engine.arrays import Ints
+from services.engine.batch import Batch
+
+
+class Copy(Protocol):
+    """A launched copy between pool and page."""
+
+    def done(self) -> bool:
+        """Whether the device has finished it: only then may the page go on."""
+        ...
+
+
+class Device(Protocol):
+    """A device with a KV pool on it."""
+
+    name: str
+    device: torch.device
+    pipeline_depth: int
+    """Steps to launch before the oldest one's results are read: 0 where launching is synchronous."""
+    pool: Tensor
+    """[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]; heads of K come first, then V."""
+
+    def gather(self, slots: Ints, page: Tensor) -> Copy:
+        """Copy the KV of `slots` [n] into `page` [num_layers, n, 2 * num_kv_heads, head_dim], on the compute stream."""
+        ...
+
+    def scatter(self, page: Tensor, slots: Ints) -> Copy:
+        """The reverse of `gather`."""
+        ...
+
+
+class StepResult(Protocol):
+    """A launched step. Reading waits for the device where launching did not."""
+
+    def token_ids(self) -> list[int]:
+        """Sampled ids in the order of the batch's samples."""
+        ...
+
+    def logprobs(self) -> dict[int, TokenLogprob]:
+        """Log-probabilities by sample index, of the samples that asked for them."""
+        ...
+
+
+class Runner(Protocol):
+    """Owned by the loop, which calls it from one thread."""
+
+    @property
+    def backend(self) -> Device:
+        """Where steps run."""
+        ...
+
+    def launch(self, batch: Batch) -> StepResult:
+        """Compute a batch; its KV is in the pool and its ids are the rows' next inputs when the device gets there."""
+        ...
+
+    def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
+        """Give rows their next input ids from the host: tokens that were sampled elsewhere."""
+        ...

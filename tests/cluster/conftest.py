@@ -18,6 +18,13 @@ from tests.integration.prompts import CHAT
 from tools.check_chart import preset
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test builds images and starts a node; later ones wait for rollouts."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(1800))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _cluster_is_there() -> None:
     if not Path(os.environ.get(TOOL, "")).is_file():

@@ -1,4 +1,4 @@
-"""Check the chart: made files up to date, every option documented, every preset linted strictly and as its golden render.
+"""Check the chart: made files up to date, every option documented, every preset lints and renders as its golden file.
 
 `python -m tools.check_chart` checks, `--update` writes the schema, the dashboards and the golden renders.
 """

@@ -36,8 +36,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """None takes the model's own limit; never more than the pool holds."""
     num_kv_tokens: int | None = None
     """Slots in the KV pool; None sizes it by `memory_fraction`."""
-    memory_fraction: float = 0.25
-    """Share of the memory that is free after the weights are loaded to give to the KV pool."""
+    memory_fraction: float | None = None
+    """Share of the memory that is free after the weights are loaded to give to the KV pool; None: cpu 0.25, cuda 0.85.
+    """
     max_running_requests: int = 256
     """Rows: sequences that compute or decode at once."""
     chunk_tokens: int = 512
@@ -47,6 +48,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     prefix_cache: bool = True
     pipeline_depth: int | None = None
     """Steps launched before the oldest one's results are read; None takes the backend's (cpu 0, cuda 1)."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
     transfer_host: str = "127.0.0.1"
     """Address that the KV transfer listens on."""
     transfer: dict[str, int | float | str | bool] = {}
@@ -61,7 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 _at_least(key, getattr(self, key), 1)
         if self.pipeline_depth not in {None, 0, 1}:
             raise ConfigError(f"pipeline_depth is {self.pipeline_depth}; allowed: 0, 1")
-        if not 0.0 < self.memory_fraction <= 1.0:
+        if self.memory_fraction is not None and not 0.0 < self.memory_fraction <= 1.0:
             raise ConfigError(f"memory_fraction is {self.memory_fraction}; allowed: above 0, at most 1")
 
 

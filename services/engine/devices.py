@@ -1,5 +1,7 @@
 """Which backend runs a model: by name, or the best that this machine has."""
 
+import logging
+
 import torch
 from torch import Tensor
 
@@ -12,16 +14,30 @@ from services.engine.rows import Rows
 from services.engine.runner import Runner
 from services.engine.sampler import Sampler
 
+log = logging.getLogger(__name__)
+
 
 def choose_device(config: EngineConfig) -> torch.device:
     """Return the device of `config.backend`; raises ConfigError when it is not there."""
-    if config.backend == "cuda" or (config.backend == "auto" and torch.cuda.is_available()):
-        raise ConfigError("backend is 'cuda', which this build does not have; allowed: 'cpu'")
-    return torch.device("cpu")
+    if config.backend == "cpu" or (config.backend == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        why = "is built without CUDA" if torch.version.cuda is None else "finds no CUDA device or driver"
+        raise ConfigError(
+            f"backend is 'cuda', but torch {torch.__version__} {why} on this machine; 'cpu' runs here, and 'auto' "
+            "takes what there is"
+        )
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.cuda.set_device(device)
+    log.info("device: %s, %.1f GiB", torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)[1] / (1 << 30))
+    return device
 
 
 def make_runner(decoder: Decoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor]) -> Runner:
     """Build what runs steps on the pool's device."""
-    assert pool.device.type == "cpu", pool.device
+    if pool.device.type != "cpu":
+        from services.engine.backends.cuda.runner import CudaRunner  # needs triton, which a CPU deployment may lack
+
+        return CudaRunner(decoder, pool, rows, heads, rope)
     backend = CpuBackend(pool, rows.table, heads, rope)
     return ModelRunner(backend.adopt(decoder), backend, Sampler())

@@ -53,7 +53,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         pool = allocate_pool(model, num_slots, dtype, device)
     max_context = min(config.max_context_tokens or model.max_context_tokens, model.max_context_tokens, num_slots)
     rows = Rows(config.max_running_requests, max_context, padding_slot=num_slots)
-    rope = rope_tables(model.rope, model.head_dim, max_context, dtype)
+    rope = rope_tables(model.rope, model.head_dim, max_context)
     heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
     with torch.inference_mode():
         runner = make_runner(decoder, pool, rows, heads, rope)

@@ -13,6 +13,8 @@ from services.engine.models.config import ModelConfig
 log = logging.getLogger(__name__)
 
 _GIB = 1 << 30
+_DEFAULT_FRACTION = {"cpu": 0.25, "cuda": 0.85}
+"""A device is the engine's own, and what is left takes a chunk's activations; a CPU's memory is shared."""
 
 
 def kv_bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
@@ -31,17 +33,22 @@ def choose_num_slots(config: EngineConfig, bytes_per_token: int, device: torch.d
                 f"free; lower num_kv_tokens to at most {free // bytes_per_token}"
             )
         return config.num_kv_tokens
-    slots = int(free * config.memory_fraction) // bytes_per_token
+    fraction = config.memory_fraction or _DEFAULT_FRACTION[device.type]
+    slots = int(free * fraction) // bytes_per_token
     if slots < 1:
         raise ConfigError(
-            f"memory_fraction {config.memory_fraction} of {free / _GIB:.1f} GiB free after loading holds no token of "
+            f"memory_fraction {fraction} of {free / _GIB:.1f} GiB free after loading holds no token of "
             f"{bytes_per_token} bytes; raise memory_fraction or free memory"
         )
     return slots
 
 
 def allocate_pool(model: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]; the last slot is zero and absorbs padding."""
+    """[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]; the last slot is zero and absorbs padding.
+
+    On a device all of it starts as zeros: kernels read past a context's end, where every value counts for nothing, but
+    must be finite.
+    """
     shape = (model.num_layers, num_slots + 1, 2 * model.num_kv_heads, model.head_dim)
     try:
         pool = torch.empty(shape, dtype=dtype, device=device)
@@ -51,7 +58,10 @@ def allocate_pool(model: ModelConfig, num_slots: int, dtype: torch.dtype, device
             f"the KV pool of {num_slots} tokens ({size:.1f} GiB) could not be allocated; lower num_kv_tokens or "
             f"memory_fraction: {error}"
         ) from error
-    pool[:, num_slots].zero_()
+    if device.type == "cpu":
+        pool[:, num_slots].zero_()
+    else:
+        pool.zero_()
     log.info("KV pool: %d slots, %.2f GiB on %s", num_slots, pool.nbytes / _GIB, device)
     return pool
 

@@ -4,6 +4,7 @@ import logging
 import signal
 import sys
 
+from services.common.log import configure_logging
 from services.engine.channel import Channel, ControlProcessLostError
 from services.engine.config import ConfigError, EngineConfig, config_from_argv
 from services.engine.load import load_model
@@ -15,18 +16,15 @@ log = logging.getLogger("services.engine")
 
 def run_process(arguments: list[str]) -> int:
     """Run one engine to its end; returns the exit status that `main` documents."""
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    configure_logging("engine")
     for number in (signal.SIGINT, signal.SIGTERM):
         # They reach the whole process group: the control process drains first, and then says Shutdown.
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(1e-4)  # the default of 5 ms is longer than a step
     try:
-        run(config_from_argv(arguments), lifeline=sys.stdin.fileno() if arguments == ["-"] else None)
+        config = config_from_argv(arguments)
+        configure_logging(f"{config.worker_id} engine", level=config.log_level, format=config.log_format)
+        run(config, lifeline=sys.stdin.fileno() if arguments == ["-"] else None)
     except ConfigError as error:
         log.error("%s", error)  # noqa: TRY400  the message is for a person; a traceback would bury it
         return 2

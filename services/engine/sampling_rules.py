@@ -80,14 +80,6 @@ class SequenceRules:
 
 
 def rules_of(sequence: Sequence, vocab_size: int, device: torch.device) -> SequenceRules:
-    """The rules that a sequence keeps in its `sampler_state`, made at its first token here."""
-    rules = sequence.sampler_state
-    if not isinstance(rules, SequenceRules):
-        rules = sequence.sampler_state = SequenceRules(sequence, vocab_size, device)
-    return rules
-
-
-def rules_of(sequence: Sequence, vocab_size: int, device: torch.device) -> SequenceRules:
     """The sequence's own rules, made when they are first asked for."""
     rules = sequence.sampler_state
     if not isinstance(rules, SequenceRules):

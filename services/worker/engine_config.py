@@ -6,7 +6,17 @@ from typing import Any
 from services.common.config import WorkerConfig
 from services.worker.identity import WorkerIdentity
 
-_SAME_NAME = ("role", "load_format", "dtype", "backend", "max_running_requests", "chunk_tokens", "prefix_cache")
+_SAME_NAME = (
+    "role",
+    "load_format",
+    "dtype",
+    "backend",
+    "max_running_requests",
+    "chunk_tokens",
+    "prefix_cache",
+    "log_level",
+    "log_format",
+)
 _ZERO_IS_AUTO = {
     "num_threads": "threads",
     "max_context_tokens": "max_context_tokens",

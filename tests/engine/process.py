@@ -26,7 +26,7 @@ class EngineProcess:
 
     def __init__(self, folder: Path, socket_folder: Path, *, wait: bool = True, **changes: Any) -> None:
         worker_id = changes.setdefault("worker_id", changes.get("role", "engine"))
-        endpoint = f"ipc://{socket_folder / worker_id}.sock"
+        endpoint = f"ipc://{socket_folder / changes.pop('socket_name', worker_id)}.sock"
         changes.setdefault("incarnation", f"{worker_id}-start")
         config = msgspec.structs.replace(engine_config(folder), **({"endpoint": endpoint} | changes))
         self.config = config

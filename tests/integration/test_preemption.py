@@ -11,9 +11,10 @@ from tests.integration.client import stream_all
 from tests.integration.cluster import Cluster
 from tests.integration.leaks import wait_nothing_left
 from tests.integration.oracle import Oracle
+from tests.integration.prompts import CHAT, PLAIN
 
-MAX_NEW_TOKENS = 48
-POOL = ["--dtype", "float32", "--kv-pool-tokens", "640", "--max-context-tokens", "512", "--no-prefix-cache"]
+MAX_NEW_TOKENS = 40
+POOL = ["--dtype", "float32", "--kv-pool-tokens", "480", "--max-context-tokens", "256", "--no-prefix-cache"]
 EAGER = ["--prior-output-tokens", "1"]
 """The Router expects one token from each request, so it lets in more than there is room for."""
 
@@ -21,18 +22,20 @@ EAGER = ["--prior-output-tokens", "1"]
 @pytest.fixture
 def cluster(model_dir: Path, tmp_path: Path) -> Iterator[Cluster]:
     """1P1D with a small pool."""
-    with Cluster(model_dir, tmp_path, worker_options=[*POOL, *EAGER]) as running:
+    with Cluster(
+        model_dir, tmp_path, worker_options=[*POOL, *EAGER], gateway_options=["--queue-budget-s", "300"]
+    ) as running:
         yield running
 
 
 def test_preempted_sequences_resume_with_the_same_tokens(cluster: Cluster, oracle: Oracle) -> None:
-    prompts = oracle.sixteen_prompts()
+    prompts = [oracle.chat_ids(text) for text in CHAT] + [oracle.ids(text) for text in PLAIN]
 
-    answers = asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, at_once=len(prompts), ignore_eos=True))
+    answers = asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, at_once=len(prompts)))
 
     for prompt, answer in zip(prompts, answers, strict=True):
         assert not answer.error
-        assert answer.token_ids == oracle.generate(prompt, MAX_NEW_TOKENS, ignore_eos=True)
+        assert answer.token_ids == oracle.generate(prompt, MAX_NEW_TOKENS)
         assert answer.counts == list(range(1, len(answer.token_ids) + 1))
     metrics = cluster.processes["decode-0"].metrics()
     preempted = re.search(r"^sluice_engine_preemptions_total (\S+)$", metrics, re.MULTILINE)

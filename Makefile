@@ -8,8 +8,9 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 # The first interpreter that is new enough; `make PYTHON=/path/to/python ...` names another.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
-# Where torch's CPU build lies when the configured package index has only the CUDA one.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# An index with torch's CPU builds, for example PyTorch's own: without one, pip may bring the CUDA build, which works as
+# well and is several GB larger.
+TORCH_INDEX ?=
 # Options for `make run`, as `make run ARGS="--prefill 2 --decode 2"`; for `make test`, as `make test ARGS="-k prefix"`.
 ARGS ?=
 
@@ -40,8 +41,7 @@ $(VENV)/.deps: requirements-cpu.txt requirements-dev.txt | $(BIN)/python
 	$(call say,2/4 dependencies: the first time about 600 MB and a few minutes)
 	@torch="$$(grep '^torch==' requirements-cpu.txt)+cpu"; \
 	$(BIN)/python -m pip install --quiet "$$torch" 2>/dev/null || { \
-		echo "taking $$torch from $(TORCH_INDEX)"; \
-		$(BIN)/python -m pip install --extra-index-url $(TORCH_INDEX) "$$torch"; }
+		$(BIN)/python -m pip install $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) "$$torch","$${torch%+cpu}"); }
 	@$(BIN)/python -m pip install -r requirements-cpu.txt -r requirements-dev.txt
 	@touch $@
 

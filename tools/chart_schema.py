@@ -25,6 +25,12 @@ STRING: Schema = {"type": "string"}
 BOOLEAN: Schema = {"type": "boolean"}
 MAP: Schema = {"type": "object"}
 STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+API_KEYS: Schema = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[^#\\s]\\S*$"},
+    "additionalProperties": {"type": "string", "minLength": 16, "pattern": r"^\S+$"},
+    "description": "names without spaces, keys of 16 characters or more",
+}
 OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 PATH: Schema = {"type": "string", "pattern": "^(/.*)?$", "description": "an absolute path, or empty"}
@@ -122,7 +128,7 @@ def _gateway() -> Schema:
             grpcPort=PORT,
             externalTrafficPolicy=one_of("", "Local", "Cluster"),
         ),
-        apiKeys=keys(values=STRINGS, existingSecret=STRING, key={"type": "string", "minLength": 1}),
+        apiKeys=keys(values=API_KEYS, existingSecret=STRING, key={"type": "string", "minLength": 1}),
         autoscaling=_autoscaling(targetCpuPercent=whole(1, 100)),
         serviceAccountAnnotations=STRINGS,
     )

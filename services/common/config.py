@@ -207,6 +207,12 @@ class GatewayConfig(LogOptions):
         5.0, "a worker that is silent for this long counts as lost", group="times", minimum=0.5
     )
     drain_s: float = option(30.0, "time to finish streams after SIGTERM", group="times", minimum=0.0)
+    otlp_endpoint: str | None = option(
+        None,
+        "OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request; none makes no traces",
+        group="logs",
+        metavar="URL",
+    )
 
     def check(self) -> None:
         """Workers are host:port, and given in one way."""

@@ -69,11 +69,13 @@ class Front:
         """Serve until `stop` is set and the drain is over. Raises what makes a server end before that."""
         async with asyncio.TaskGroup() as servers:
             servers.create_task(self._http.serve(), name="http")
+            traces = servers.create_task(self._gateway.tracer.run(), name="traces")
             await self._grpc.start()
             await self._http.started()
             log.info("serving HTTP on port %d and gRPC on port %d", self.http_port, self.grpc_port)
             await stop.wait()
             await self._drain()
+            traces.cancel()
         self._tokenizers.close()
 
     async def _drain(self) -> None:

@@ -14,6 +14,7 @@ from services.pd_master.live_request import LiveRequest
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.model_text import ModelText
 from services.pd_master.tokenizer import TokenizerService
+from services.pd_master.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Gateway:
         self.models = models
         self.tokenizers = tokenizers
         self.metrics = metrics
+        self.tracer = Tracer(config.otlp_endpoint)
         self.started_at = time.time()
         self._dispatcher = dispatcher
         self._live: dict[str, LiveRequest] = {}
@@ -73,7 +75,7 @@ class Gateway:
         """
         if self.num_active >= self.config.max_queue:
             raise OverloadedError(f"{self.num_active} requests are in work, which is the limit", retry_after_s=1.0)
-        live = LiveRequest(request, self.metrics, api=api, arrived=arrived, on_end=self._ended)
+        live = LiveRequest(request, self.metrics, api=api, arrived=arrived, on_end=self._ended, tracer=self.tracer)
         self._live[request.request_id] = live
         self._idle.clear()
         self.metrics.active.inc()

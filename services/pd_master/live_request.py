@@ -13,10 +13,12 @@ from services.common.request import Delta, Finish, FinishReason, Request
 from services.pd_master.backend import Dispatcher, Generation
 from services.pd_master.keys import current_key
 from services.pd_master.metrics import GatewayMetrics
+from services.pd_master.tracing import Attribute, Times, Tracer, current_parent
 
 log = logging.getLogger(__name__)
 
 _FAILURES = (FinishReason.ERROR, FinishReason.ABORT)
+_CHAT_APIS = frozenset({"chat", "messages", "responses"})
 
 
 class LiveRequest:
@@ -30,6 +32,7 @@ class LiveRequest:
         api: str,
         arrived: float,
         on_end: Callable[["LiveRequest"], None],
+        tracer: Tracer | None = None,
     ) -> None:
         self.request = request
         self.num_output_tokens = 0
@@ -47,6 +50,9 @@ class LiveRequest:
         self._first_token_s = 0.0
         self._finishes: list[str] = []
         self._key = current_key.get()
+        self._tracer = tracer
+        self._parent = current_parent.get()
+        self._joined = 0.0
         self._outcome = "aborted"
 
     @property
@@ -96,7 +102,8 @@ class LiveRequest:
     def joined(self) -> None:
         """The KV is on the decode worker; what passed since the first token is what the transfer cost the user."""
         if self._first_token:
-            self._metrics.stage.labels("transfer").observe(self._clock() - self._first_token)
+            self._joined = self._clock()
+            self._metrics.stage.labels("transfer").observe(self._joined - self._first_token)
             self._first_token = 0.0
 
     async def interrupt(self, error: SluiceError) -> None:
@@ -149,8 +156,27 @@ class LiveRequest:
         self._metrics.requests.labels(self._api, outcome).inc()
         self._metrics.end_to_end.observe(seconds)
         self._log(outcome, seconds)
+        self._trace(outcome)
         self._metrics.cached_tokens.inc(self.cached_tokens)
         on_end(self)
+
+    def _trace(self, outcome: str) -> None:
+        if self._tracer is None:
+            return
+        first_token = self._arrived + self._first_token_s if self._first_token_s else 0.0
+        times = Times(self._arrived, self._dispatched, self._prefilling, first_token, self._joined, ended=self._clock())
+        operation = "chat" if self._api in _CHAT_APIS else "text_completion"
+        attributes: dict[str, Attribute] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "sluice",
+            "gen_ai.request.model": self.request.model,
+            "gen_ai.usage.input_tokens": self.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": self.num_output_tokens,
+            "gen_ai.response.finish_reasons": self._finishes,
+            "gen_ai.response.id": self.request.request_id,
+        }
+        failed = "" if outcome in ("completed", "aborted") else outcome
+        self._tracer.request(times, self._parent, f"{operation} {self.request.model}", attributes, failed)
 
     def _log(self, outcome: str, seconds: float) -> None:
         """The request's one line: what it was and took, never what it said."""

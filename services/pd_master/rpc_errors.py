@@ -12,6 +12,7 @@ from services.common.errors import SluiceError
 from services.common.wire.status import status_of
 from services.pd_master.keys import ApiKeys
 from services.pd_master.metrics import GatewayMetrics
+from services.pd_master.tracing import note_parent
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +75,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _admit(self, context: Context) -> None:
+        sent = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        note_parent(sent.get("traceparent", ""))
         if self._keys is not None:
-            sent = {key: str(value) for key, value in context.invocation_metadata() or ()}
             self._keys.admit(sent.get("authorization", ""), sent.get("x-api-key", ""))
 
     async def _fail(self, method: str, context: Context, error: Exception) -> NoReturn:

@@ -59,8 +59,8 @@ def test_hugging_face_token_comes_from_a_secret() -> None:
 
 
 def test_api_keys_are_a_secret_that_the_gateway_reads() -> None:
-    objects = render({"pdMaster": {"apiKeys": {"values": {"alice": "k1"}}}})
-    assert named(objects, "Secret", "sluice-api-keys")["stringData"] == {"api-keys": "alice k1\n"}
+    objects = render({"pdMaster": {"apiKeys": {"values": {"alice": "k" * 16}}}})
+    assert named(objects, "Secret", "sluice-api-keys")["stringData"] == {"api-keys": f"alice {'k' * 16}\n"}
     assert (
         named(objects, "ConfigMap", "sluice-pd-master")["data"]["SLUICE_API_KEYS_FILE"] == "/etc/sluice/api-keys/keys"
     )

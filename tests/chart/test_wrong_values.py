@@ -52,9 +52,10 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"model": {"hub": {"cache": "pvc"}}}, ["model.hub.claimName: must name a claim"]),
     ({"huggingFace": {"token": "a", "existingSecret": "b"}}, ["huggingFace: give token or existingSecret, not both"]),
     (
-        {"pdMaster": {"apiKeys": {"values": {"a": "b"}, "existingSecret": "c"}}},
+        {"pdMaster": {"apiKeys": {"values": {"a": "b" * 16}, "existingSecret": "c"}}},
         ["pdMaster.apiKeys: give values or existingSecret, not both"],
     ),
+    ({"pdMaster": {"apiKeys": {"values": {"a": "short"}}}}, ["/pdMaster/apiKeys/values/a", "minLength"]),
     ({"worker": {"livenessBudgetSeconds": 65}}, ["livenessBudgetSeconds: 65 must be more than 3 x engineStallS 60"]),
     ({"worker": {"rollout": {"maxSurge": 0, "maxUnavailable": 0}}}, ["could never replace a pod"]),
     ({"pdMaster": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, ["minReplicas: 9 is more than maxReplicas 8"]),

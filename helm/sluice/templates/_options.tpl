@@ -20,7 +20,7 @@
 {{/* The values that are options, by their names here. A test holds this list to services/common/config.py. */}}
 {{- define "sluice.optionKeys" -}}
 {{- if eq . "pd-master" -}}
-logLevel logFormat maxQueue maxBodyBytes maxChoices maxAttempts queueBudgetS deadlineS clientBufferBytes clientStallS workerTimeoutS drainS
+logLevel logFormat maxQueue maxBodyBytes maxChoices maxAttempts queueBudgetS deadlineS clientBufferBytes clientStallS workerTimeoutS drainS otlpEndpoint
 {{- else -}}
 logLevel logFormat backend threads seed tp maxRunningRequests kvPoolTokens kvMemoryFraction chunkTokens prefixCache maxQueue priorOutputTokens pendingKvShare transferPageBytes transferPages transferDepth transferDeadlineS ucxTls ucxNetDevices ucxProgress requireLane verifyKv reservationLeaseS masterTimeoutS engineStallS drainS
 {{- end -}}

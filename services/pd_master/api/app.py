@@ -9,6 +9,7 @@ from services.pd_master.api.errors import ErrorShape, openai_error, retry_after
 from services.pd_master.api.http import ClientGoneError, HttpCall, Message, Receive, Send
 from services.pd_master.keys import ApiKeys
 from services.pd_master.metrics import GatewayMetrics
+from services.pd_master.tracing import note_parent
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class App:
             raise ValueError(f"the gateway speaks HTTP only, not {scope['type']}")
         call = HttpCall(scope, receive, send)
         route = self._route(call)
+        note_parent(call.header(b"traceparent"))
         try:
             if self._keys is not None and not route.is_open:
                 self._keys.admit(call.header(b"authorization"), call.header(b"x-api-key"))

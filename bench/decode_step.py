@@ -1,6 +1,6 @@
 """Whole decode steps of the Llama-3.1-8B shape as CUDA graphs, ids fed back on the device, beside their floor and bar.
 
-    python -m bench.decode_step [--rows 1 16 64 256] [--json PATH]
+python -m bench.decode_step [--rows 1 16 64 256] [--json PATH]
 """
 
 from __future__ import annotations

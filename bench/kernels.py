@@ -1,6 +1,6 @@
 """Each kernel beside its own floor: bytes over the read or copy bandwidth, or FLOPs over the matmul rate, of this run.
 
-    python -m bench.kernels [--json PATH]
+python -m bench.kernels [--json PATH]
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ def sampling_rows(rows: int, device: torch.device, top_k: int, top_p: float, min
     def full(value: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((rows,), value, dtype=dtype, device=device)
 
+    each = torch.arange(rows, dtype=torch.int32, device=device)
     return SamplingRows(full(0.8, torch.float32), full(top_k, torch.int32), full(top_p, torch.float32),
-                        full(min_p, torch.float32), torch.arange(rows, device=device), full(0, torch.int32),
-                        full(5, torch.int32))  # fmt: skip
+                        full(min_p, torch.float32), each * 7919, each * 104729, each, each)  # fmt: skip
 
 
 def cases(device: torch.device) -> Iterator[Case]:

@@ -1,6 +1,6 @@
 """Whole prefills of the Llama-3.1-8B shape, greedy first token included, beside their floor and bar.
 
-    python -m bench.prefill_step [--profile]
+python -m bench.prefill_step [--profile]
 """
 
 from __future__ import annotations

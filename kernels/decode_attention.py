@@ -118,6 +118,7 @@ def _decode_attention(  # noqa: PLR0915 - a kernel is one function
     MERGE: tl.constexpr, QK_NORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid `(KV_HEADS, max_items)`. `scale` holds log2(e), so that exp2 does. Pool offsets are 64-bit."""
+    # size: a kernel is one function; its phases share two dozen values in registers
     GROUP_ROWS: tl.constexpr = 16  # the tensor cores' fewest rows; the query heads fill GROUP of them
     head = tl.program_id(0)
     item = tl.program_id(1)

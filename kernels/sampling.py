@@ -1,16 +1,15 @@
 """Sampling by temperature, top-k, top-p and min-p without a sort.
 
-With `y = (logit - max) / temperature` and weights `exp(y)`, applied in this order: top-k keeps every token at least
-as likely as the k-th; top-p keeps, of those, every token before which less than `top_p` of their mass lies; min-p
-keeps weights of at least `min_p`. Ties are kept together.
+With `y = (logit - max) / temperature`: top-k keeps every token at least as likely as the k-th; top-p keeps, of those,
+every token before which less than `top_p` of their mass lies; min-p keeps `exp(y)` of at least `min_p`. Ties are kept
+together. What is left is drawn from by the Gumbel-max rule: `argmax(y + noise)`.
+
+A token's noise is a hash of the draw's 64-bit key and of the token's id, the same function as
+`services.engine.noise`: it depends on nothing else in the batch, nor on which other tokens are left (DESIGN R9).
 
 * top-k: its threshold is found by counting above eight values a pass, each pass leaving an eighth of the range.
-* top-p: by rejection (FlashInfer's sampling; Chen et al., 2025): draw from what is left, count the mass that is
-  strictly more likely; less than `top_p` accepts, else everything up to the best refuted pivot is out, and again.
-  Each draw inverts the cumulative mass, in the order of ids.
-
-The noise of round r is Philox4x32-10 with key `seed` and counter `(r, position, choice, 0)`: a pure function of the
-sequence and its length, whatever else is in the batch.
+* top-p: the winner among all is the winner in the nucleus if it lies inside, which the mass of the more likely tokens
+  tells. If it does not, neither does any token as unlikely: those are out, and again. So no threshold is searched for.
 """
 
 from __future__ import annotations
@@ -29,19 +28,43 @@ TOP_K_RANGE = 64.0
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling parameters on the device, one entry a row of logits.
+    """Draws on the device, `[n]` each.
 
     temperature float32 (0: greedy); top_k int32 (0: off); top_p float32 (1: off); min_p float32 (0: off);
-    seed int64; choice int32; position int32 (output index of the token that is drawn).
+    key_low, key_high int32: the halves of the draw's noise key; source int32: row of the logits; target int32: index
+    of the output.
     """
 
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
-    seed: torch.Tensor
-    choice: torch.Tensor
-    position: torch.Tensor
+    key_low: torch.Tensor
+    key_high: torch.Tensor
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+@triton.jit
+def _mix(x):
+    """Mix 32 bits with full avalanche (C. Wellons's lowbias32)."""
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D
+    x = x ^ (x >> 15)
+    x = x * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _gumbel(cols, low, high):
+    """Return standard Gumbel noise of token ids `cols` under a key's halves, uint32.
+
+    -log(-log(1 - u)), where the inner logarithm of a small u comes from its series: 1 - u would round it away.
+    """
+    bits = _mix(_mix(cols.to(tl.uint32) * 0x9E3779B1 ^ low) + high)
+    u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
+    series = u * (1.0 + u * (0.5 + u * (0.33333334 + u * (0.25 + u * 0.2))))
+    return -tl.log(tl.where(u < 0.015625, series, -tl.log(1.0 - u)))
 
 
 @triton.jit
@@ -92,122 +115,112 @@ def _mass(base, vocab, top, inverse_temperature, floor, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _draw(base, vocab, top, inverse_temperature, floor, above, target, BLOCK: tl.constexpr):
-    """Return `(id, y)` of the token in the pool (`y >= floor`, `y > above`) where the cumulative mass passes `target`.
-
-    Rounding can leave the target past the end of the mass; then it is the pool's last token.
-    """
-    start = 0
-    block = 0
-    left = target
-    rest = target
-    searching = True
-    while searching:
+def _draw(base, vocab, top, inverse_temperature, floor, above, low, high, BLOCK: tl.constexpr):
+    """Return `(id, y)` of the token with the largest `y + noise` among those with `y >= floor` and `y > above`."""
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    best_y = tl.full([BLOCK], float("-inf"), tl.float32)
+    best_id = tl.full([BLOCK], 2147483647, tl.int32)
+    for start in range(0, vocab, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
         y = _scores(base, start, vocab, top, inverse_temperature, BLOCK)
-        mass = tl.sum(tl.where((y >= floor) & (y > above), tl.exp(y), 0.0))
-        if mass > 0.0:
-            block = start
-            left = rest
-        searching = rest >= mass
-        rest -= mass
-        start += BLOCK
-        searching = searching & (start < vocab)
-    y = _scores(base, block, vocab, top, inverse_temperature, BLOCK)
-    weights = tl.where((y >= floor) & (y > above), tl.exp(y), 0.0)
-    cols = block + tl.arange(0, BLOCK)
-    passed = (tl.cumsum(weights, 0) > left) & (weights > 0.0)
-    first = tl.min(tl.where(passed, cols, 2147483647))
-    final = tl.max(tl.where(weights > 0.0, cols, -1))
-    token = tl.where(first == 2147483647, final, first)
-    return token, tl.max(tl.where(cols == token, y, float("-inf")))
+        z = tl.where((y >= floor) & (y > above), y + _gumbel(cols, low, high), float("-inf"))
+        better = z > best
+        best_id = tl.where(better, cols, best_id)
+        best_y = tl.where(better, y, best_y)
+        best = tl.maximum(z, best)
+    token = tl.min(tl.where(best == tl.max(best), best_id, 2147483647))
+    return token, tl.max(tl.where(best_id == token, best_y, float("-inf")))
 
 
 @triton.jit
-def _sample(  # noqa: PLR0915 - a kernel is one function
-            logits_ptr, out_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, choice_ptr, position_ptr,
-            vocab, row_stride, RANGE: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
-            BLOCK_K: tl.constexpr):  # fmt: skip
-    """Grid `(rows,)`: one program a row; every pass after the first finds the row in L2 (0.5 MB a row)."""
-    row = tl.program_id(0)
-    base = logits_ptr + row.to(tl.int64) * row_stride
-    temperature = tl.load(temperature_ptr + row)
-    inverse = 1.0 / tl.maximum(temperature, 1e-6)
+def _mass_above(base, vocab, top, inverse_temperature, y, half, BLOCK: tl.constexpr):
+    """Return the masses of the tokens strictly more likely than `y` and than `half`."""
+    more = tl.zeros([BLOCK], tl.float32)
+    more_half = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, vocab, BLOCK):
+        z = _scores(base, start, vocab, top, inverse_temperature, BLOCK)
+        w = tl.exp(z)
+        more += tl.where(z > y, w, 0.0)
+        more_half += tl.where(z > half, w, 0.0)
+    return tl.sum(more), tl.sum(more_half)
+
+
+@triton.jit
+def _best(base, vocab, inverse_temperature, BLOCK: tl.constexpr):
+    """Return the largest logit, its lowest id, and the sum of `exp(y)` over the row, in one pass."""
     best = tl.full([BLOCK], -3.0e38, tl.float32)  # finite: differences from it stay numbers where logits are -inf
     best_id = tl.minimum(tl.arange(0, BLOCK), vocab - 1)
-    total = tl.zeros([BLOCK], tl.float32)  # of exp((x - best) * inverse), each lane by its own best
+    total = tl.zeros([BLOCK], tl.float32)  # each lane by its own best
     for start in range(0, vocab, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         x = tl.load(base + cols, mask=cols < vocab, other=float("-inf")).to(tl.float32)
         best_id = tl.where(x > best, cols, best_id)
         new_best = tl.maximum(x, best)
-        total = total * tl.exp((best - new_best) * inverse) + tl.exp((x - new_best) * inverse)
+        total = total * tl.exp((best - new_best) * inverse_temperature) + tl.exp((x - new_best) * inverse_temperature)
         best = new_best
     top = tl.max(best)
     token = tl.min(tl.where(best == top, best_id, 2147483647))
+    return top, token, tl.sum(total * tl.exp((best - top) * inverse_temperature))
+
+
+@triton.jit
+def _sample(logits_ptr, out_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, low_ptr, high_ptr, source_ptr,
+            target_ptr, vocab, row_stride, RANGE: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
+            BLOCK_K: tl.constexpr):  # fmt: skip
+    """Grid `(n,)`: one program a draw; every pass after the first finds the row in L2 (0.5 MB a row)."""
+    row = tl.program_id(0)
+    base = logits_ptr + tl.load(source_ptr + row).to(tl.int64) * row_stride
+    temperature = tl.load(temperature_ptr + row)
+    inverse = 1.0 / tl.maximum(temperature, 1e-6)
+    top, token, allowed = _best(base, vocab, inverse, BLOCK)
     if temperature > 0.0:
         top_k = tl.load(top_k_ptr + row)
         top_p = tl.load(top_p_ptr + row)
         min_p = tl.load(min_p_ptr + row)
         floor = float("-inf")
-        allowed = tl.sum(total * tl.exp((best - top) * inverse))
         if (top_k > 0) & (top_k < vocab):
             floor = _top_k_threshold(base, vocab, top, inverse, top_k, RANGE, PIVOTS, BLOCK_K)
-            allowed = _mass(base, vocab, top, inverse, floor, BLOCK)
-        mass = allowed
+            if top_p < 1.0:
+                allowed = _mass(base, vocab, top, inverse, floor, BLOCK)
         if min_p > 0.0:
             floor = tl.maximum(floor, tl.log(min_p))
-            mass = _mass(base, vocab, top, inverse, floor, BLOCK)
+        low = tl.load(low_ptr + row).to(tl.uint32, bitcast=True)
+        high = tl.load(high_ptr + row).to(tl.uint32, bitcast=True)
         above = float("-inf")
-        seed = tl.load(seed_ptr + row)
-        choice = tl.load(choice_ptr + row)
-        position = tl.load(position_ptr + row)
-        draw = 0
         searching = True
         while searching:
-            bits, _, _, _ = tl.philox(seed, draw, position, choice, 0)
-            u = tl.uint_to_uniform_float(bits)
-            token, y = _draw(base, vocab, top, inverse, floor, above, u * mass, BLOCK)
-            searching = top_p < 1.0
+            token, y = _draw(base, vocab, top, inverse, floor, above, low, high, BLOCK)
+            searching = (top_p < 1.0) & (y < 0.0)
             if searching:
                 half = y * 0.5
-                more = tl.zeros([BLOCK], tl.float32)
-                more_half = tl.zeros([BLOCK], tl.float32)
-                for start in range(0, vocab, BLOCK):
-                    z = _scores(base, start, vocab, top, inverse, BLOCK)
-                    w = tl.exp(z)
-                    more += tl.where(z > y, w, 0.0)
-                    more_half += tl.where(z > half, w, 0.0)
-                # y is at or over the floor, so all that is more likely is in the pool: it is the next pool.
-                mass = tl.sum(more)
-                mass_half = tl.sum(more_half)
+                more, more_half = _mass_above(base, vocab, top, inverse, y, half, BLOCK)
                 limit = top_p * allowed
-                searching = (mass >= limit) & (y < 0.0)
-                above = tl.where(mass_half >= limit, half, y)
-                mass = tl.where(mass_half >= limit, mass_half, mass)
-            draw += 1
-    tl.store(out_ptr + row, token.to(out_ptr.dtype.element_ty))
+                searching = more >= limit
+                above = tl.where(more_half >= limit, half, y)
+    tl.store(out_ptr + tl.load(target_ptr + row), token.to(out_ptr.dtype.element_ty))
 
 
 def sample(logits: torch.Tensor, rows: SamplingRows, out: torch.Tensor) -> None:
-    """Draw one id a row.
+    """Draw `out[target[i]]` from `logits[source[i]]`, for each i.
 
     Args:
-        logits: `[rows, vocab]`, bf16 | fp16 | fp32, last dimension contiguous; -inf excludes a token.
-        rows: parameters, one entry a row of logits.
-        out: `[rows]` int32 | int64, written.
+        logits: `[num_rows, vocab]`, bf16 | fp16 | fp32, last dimension contiguous; -inf excludes a token.
+        rows: `n` draws; a row of logits may be drawn from several times.
+        out: int32 | int64, long enough for every target; only targets are written.
 
     Raises:
         ValueError: a shape does not fit.
     """
-    count, vocab = logits.shape
+    vocab = logits.shape[1]
+    count = rows.source.shape[0]
     for name in SamplingRows.__slots__:
         expect_shape(name, getattr(rows, name), (count,))
-    expect_shape("out", out, (count,))
     expect_rows_contiguous("logits", logits)
     if count == 0:
         return
     block = min(8192, max(next_power_of_2(vocab), 64))
     _sample[(count,)](
-        logits, out, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.choice, rows.position,
-        vocab, logits.stride(0), RANGE=TOP_K_RANGE, PIVOTS=8, BLOCK=block, BLOCK_K=min(block, 2048), num_warps=16,
+        logits, out, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.key_low, rows.key_high, rows.source,
+        rows.target, vocab, logits.stride(0), RANGE=TOP_K_RANGE, PIVOTS=8, BLOCK=block, BLOCK_K=min(block, 2048),
+        num_warps=16,
     )  # fmt: skip

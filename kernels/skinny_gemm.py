@@ -114,6 +114,7 @@ def _skinny_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, it
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid `(cdiv(n, BLOCK_N), SPLIT_K, cdiv(num_rows, BLOCK_B))`; weight offsets are 64-bit (a head has > 2^31)."""
+    # size: a kernel is one function; its phases share two dozen values in registers
     tile_n = tl.program_id(0)
     part = tl.program_id(1)
     tile_b = tl.program_id(2)

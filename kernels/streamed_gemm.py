@@ -63,6 +63,7 @@ def _streamed_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, 
     NORM_OUT: gl.constexpr, TILES: gl.constexpr, TILES_P2: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid `(cdiv(n, BLOCK_N), SPLIT_K, cdiv(num_rows, BLOCK_B))`. One barrier a stage counts both tiles' bytes."""
+    # size: a kernel is one function; its phases share two dozen values in registers
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_B, 16])
     OUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])  # 16 bytes of a row of `out` a thread
     PARTS: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [4, 1], [1, 0])

@@ -39,4 +39,5 @@ def _seeded() -> None:
 
 @pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    return request.param
+    chosen: torch.dtype = request.param
+    return chosen

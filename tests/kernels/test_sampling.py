@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from kernels import reference
 from kernels.argmax import ArgmaxScratch, argmax
 from kernels.sampling import SamplingRows, sample
+from services.common.request import SamplingParams
+from services.engine.drawing import draw as draw_on_cpu
+from services.engine.noise import noise_key, noise_keys, sequence_key
 
 
-def rows_of(count: int, device: torch.device, **given: float) -> SamplingRows:
-    """Return `count` rows of one setting, which differ by seed alone."""
-    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "choice": 0, "position": 0} | given
-    ints = {"top_k", "choice", "position"}
+def rows_of(count: int, device: torch.device, *, seed: int = 13, choice: int = 0, position: int = 0,
+            **given: float) -> SamplingRows:  # fmt: skip
+    """Return `count` draws of one setting, one from each row of logits, which differ by seed alone."""
+    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | given
     tensors = {
-        name: torch.full((count,), value, dtype=torch.int32 if name in ints else torch.float32, device=device)
+        name: torch.full((count,), value, dtype=torch.int32 if name == "top_k" else torch.float32, device=device)
         for name, value in values.items()
     }
-    return SamplingRows(seed=torch.arange(count, device=device) * 7919 + 13, **tensors)
+    keys = np.array([noise_key(seed + 7919 * i, choice, position) for i in range(count)], np.uint64)
+    halves = torch.from_numpy(keys.view(np.int32).reshape(count, 2)).to(device)
+    each = torch.arange(count, dtype=torch.int32, device=device)
+    return SamplingRows(**tensors, key_low=halves[:, 0].contiguous(), key_high=halves[:, 1].contiguous(), source=each,
+                        target=each)  # fmt: skip
 
 
 def draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    out = torch.full((logits.shape[0],), -1, dtype=torch.int32, device=logits.device)
+    out = torch.full((len(rows.target),), -1, dtype=torch.int32, device=logits.device)
     sample(logits, rows, out)
     return out.cpu()
 
@@ -43,7 +52,7 @@ def test_temperature_zero_is_argmax(device: torch.device) -> None:
     assert torch.equal(draw(logits, rows_of(2, device, temperature=0.0)), logits.argmax(-1).int().cpu())
 
 
-SETTINGS = [
+SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.7},
     {"top_k": 5},
     {"top_p": 0.6},
@@ -54,7 +63,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_draws_follow_the_allowed_distribution(device: torch.device, setting: dict[str, float]) -> None:
+def test_draws_follow_the_allowed_distribution(device: torch.device, setting: dict[str, Any]) -> None:
     """Many seeds over 40 tokens: none outside the allowed set, and a chi-square statistic no worse than 1 in 10^4."""
     count = 40 if device.type == "cpu" else 4096
     row = torch.randn(40, device=device) * 2
@@ -77,14 +86,39 @@ def test_top_k_keeps_exactly_k_of_many(device: torch.device) -> None:
 
 
 def test_noise_depends_on_seed_choice_and_position_alone(device: torch.device) -> None:
-    row = torch.randn(300, device=device)
-    alone = rows_of(1, device, top_p=0.9)
-    many = rows_of(8, device, top_p=0.9)
-    ids = draw(row.expand(8, -1).contiguous(), many)
-    assert draw(row[None], alone)[0] == ids[0]
-    for name in ("seed", "choice", "position"):
-        changed = dataclasses.replace(many, **{name: getattr(many, name) + 1})
-        assert not torch.equal(draw(row.expand(8, -1).contiguous(), changed), ids)
+    logits = torch.randn(300, device=device).expand(8, -1).contiguous()
+    many = draw(logits, rows_of(8, device, top_p=0.9))
+    assert draw(logits[:1], rows_of(1, device, top_p=0.9))[0] == many[0]
+    changes: list[dict[str, int]] = [{"seed": 14}, {"choice": 1}, {"position": 1}]
+    for change in changes:
+        assert not torch.equal(draw(logits, rows_of(8, device, top_p=0.9, **change)), many)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_draws_equal_the_cpu_backends(device: torch.device, setting: dict[str, Any]) -> None:
+    count = 12
+    logits = torch.randn(count, 700, device=device) * 2
+    ids = draw(logits, rows_of(count, device, position=5, **setting))
+    params = [SamplingParams(**setting) for _ in range(count)]
+    keys = [noise_key(13 + 7919 * i, 0, 5) for i in range(count)]
+    assert ids.tolist() == draw_on_cpu(logits.float().cpu(), params, keys).tolist()
+
+
+def test_keys_of_many_draws_are_those_of_one() -> None:
+    cases = [(0, 0, 0), (2**64 - 1, 3, 77), (12345, 1, 2**31)]
+    many = noise_keys(np.array([sequence_key(s, c) for s, c, _ in cases], np.uint64),
+                      np.array([p for *_, p in cases], np.uint64))  # fmt: skip
+    assert many.tolist() == [noise_key(*case) for case in cases]
+
+
+def test_draws_name_their_rows_and_their_outputs(device: torch.device) -> None:
+    logits = torch.full((3, 50), float("-inf"), device=device)
+    logits[[0, 1, 2], [7, 8, 9]] = 0.0
+    each = rows_of(2, device)
+    source, target = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([2, 0], [3, 1]))
+    out = torch.full((4,), -1, dtype=torch.int64, device=device)
+    sample(logits, dataclasses.replace(each, source=source, target=target), out)
+    assert out.tolist() == [-1, 7, -1, 9]
 
 
 def test_excluded_tokens_are_never_drawn(device: torch.device) -> None:

@@ -51,7 +51,7 @@ class CpuBackend:
         self.pool = pool
         self._table = slot_table  # the host's own: nothing to copy
         self._heads = heads
-        self._cos, self._sin = rope
+        self._cos, self._sin = (table.to(pool.dtype) for table in rope)
         self._next_ids = torch.zeros(slot_table.shape[0] + 1, dtype=torch.int64)
         self._step: _Step | None = None
 

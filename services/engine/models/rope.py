@@ -29,12 +29,12 @@ def _llama3(plain: Tensor, rope: RopeConfig) -> Tensor:
     return blend * plain + (1 - blend) * plain / factor
 
 
-def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cos and signed sin, each [num_positions, head_dim] in `dtype`.
+def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:
+    """Return cos and signed sin, each [num_positions, head_dim], float32.
 
     With the sign of the rotation folded into sin, rotating is `x * cos + roll(x, head_dim / 2) * sin`: the first half
     of sin is negative, because there the rolled partner is -x2.
     """
     angles = torch.outer(torch.arange(num_positions).float(), inverse_frequencies(rope, head_dim))
     cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

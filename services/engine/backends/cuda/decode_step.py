@@ -8,6 +8,7 @@ A product that runs through cuBLAS takes the ordinary norm and activation kernel
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -92,18 +93,19 @@ class DecodeStep:
 
     def _layer(self, i: int, block: Block, next_norm: Tensor, context_lens: Tensor, slots: SlotTable) -> None:
         recipe, attention, mlp = self._recipe, block.attention, block.mlp
+        rope, norm = self._rope, attention.qk_norm
+        if norm is not None:
+            rope = replace(rope, q_norm=norm.q_weight, k_norm=norm.k_weight, eps=norm.eps)
         self._from_residual(attention.qkv, block.attention_norm, recipe.qkv, self._qkv)
         decode_attention(
-            self._qkv, self._pool[i], slots, context_lens, self._rope, self._heads, self._plan, self._scratch,
+            self._qkv, self._pool[i], slots, context_lens, rope, self._heads, self._plan, self._scratch,
             self._attended, tuning=recipe.attention, pdl=recipe.pdl,
         )  # fmt: skip
         self._to_residual(self._attended, attention.out, recipe.out, block.mlp_norm)
         self._gated(mlp.gate_up, block.mlp_norm)
         self._to_residual(self._inner, mlp.down, recipe.down, next_norm)
 
-    def _from_residual(
-        self, linear: Linear, norm: Tensor, shape: Product, out: Tensor, *, gated: bool = False
-    ) -> None:
+    def _from_residual(self, linear: Linear, norm: Tensor, shape: Product, out: Tensor, *, gated: bool = False) -> None:
         """Write the product of the normed residual into `out`."""
         eps = self._decoder.norm_eps
         if shape is not None and self._tiles:

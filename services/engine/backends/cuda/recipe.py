@@ -45,7 +45,9 @@ def recipe_for(rows: int, num_kv_heads: int, dtype: torch.dtype, *, hopper: bool
     portable product takes the place of the streamed one.
     """
     recipe = _attention(_PLAIN, rows, num_kv_heads)
-    if dtype == torch.float32 or rows > 64:
+    if dtype == torch.float32:  # twice the bytes of a token in shared memory
+        return replace(recipe, attention=AttentionTuning(2, 4, 8), block_tokens=32)
+    if rows > 64:
         return recipe
     block_b = max(16, 1 << (rows - 1).bit_length())
     return _products(recipe, block_b) if hopper else _portable(recipe, block_b)

@@ -1,0 +1,60 @@
+"""What the backend does to the device's time line: copies, events and captured graphs.
+
+On a CPU device, where Triton's interpreter runs the kernels for tests, launching is synchronous: there is nothing to
+wait for, and a graph is the call itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Mark:
+    """A point on the compute stream; the backend's `Copy`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record()
+
+    def done(self) -> bool:
+        """Whether the device has passed it."""
+        return self._event is None or bool(self._event.query())
+
+    def wait(self) -> None:
+        """Wait for the device to pass it; other threads run meanwhile."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+def pinned(num_ints: int, device: torch.device) -> Tensor:
+    """Host memory `[num_ints]` int32 that the device copies from and to by itself."""
+    return torch.zeros(num_ints, dtype=torch.int32, pin_memory=device.type == "cuda")
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """Copy from the host without waiting for the device."""
+    if device.type != "cuda":
+        return values.clone()
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+def download(values: Tensor) -> Tensor:
+    """Copy to the host; it is there once a later Mark is passed."""
+    return values.to("cpu", non_blocking=True) if values.is_cuda else values.clone()
+
+
+def captured(launches: Callable[[], object], device: torch.device, pool: Any) -> Callable[[], object]:
+    """Run `launches` once, which compiles them, and return what repeats them: a CUDA graph, of memory pool `pool`."""
+    launches()
+    if device.type != "cuda":
+        return launches
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        launches()
+    return graph.replay

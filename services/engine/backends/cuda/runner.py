@@ -1,0 +1,167 @@
+"""The cuda backend: a step is one copy to the device, one graph for its decode rows, and launches for its chunks.
+
+    host      pack rows, lengths, table writes, chunks, draws ─ send ─ launch ─ read the results of the step before
+    device    ... the step before ...     copy ─ table ─ decode graph ─ draws ─ prefill ─ draws ─ ids to the host
+
+Sampled ids stay on the device as the rows' next inputs; their copy to the host is read one step late. Everything is
+launched on one stream, so slots and rows may be used again as soon as the host has given them back.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels import pages
+from kernels.indexed import scatter_ints
+from kernels.layout import Heads as KernelHeads
+from kernels.layout import Rope
+from kernels.prefill_attention import PrefillTuning
+from services.engine.arrays import Ints
+from services.engine.backends.cuda.chunks import stage_chunks
+from services.engine.backends.cuda.clock import Mark, download, upload
+from services.engine.backends.cuda.decode_graphs import DecodeGraphs
+from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep, PromptAttention
+from services.engine.backends.cuda.recipe import recipe_for
+from services.engine.backends.cuda.result import DeviceResult, Waiting
+from services.engine.backends.cuda.sampler import Draws, Logprobs, launch_draws, stage_draws
+from services.engine.backends.cuda.slot_table import DeviceTable
+from services.engine.backends.cuda.staging import Staging
+from services.engine.backends.interface import Heads
+from services.engine.batch import Batch
+from services.engine.models.layers import Decoder
+from services.engine.rows import Rows
+
+log = logging.getLogger(__name__)
+
+_STAGING_INTS = 1 << 20
+"""Room for a step's arrays: 4 MiB; what is beyond is copied apart."""
+
+
+class CudaRunner:
+    """A Runner that is its own Device. Owned by the engine's loop."""
+
+    name = "cuda"
+    pipeline_depth = 1
+
+    def __init__(
+        self, decoder: Decoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor]
+    ) -> None:  # fmt: skip
+        """Capture the decode graphs. `rope`: tables as `models.rope.rope_tables` makes them, float32."""
+        self.device = pool.device
+        self.pool = pool
+        self.waiting = Waiting()
+        self._heads = KernelHeads(*heads)
+        half = heads.head_dim // 2
+        cos, sin = (table[:, half:].contiguous().to(self.device) for table in rope)  # the halves whose sign is plus
+        self._rope = Rope(cos, sin)
+        self._max_rows = len(rows.length)
+        self._table = DeviceTable(rows, pool.shape[1] - 1, self.device)
+        self._staging = Staging(2 * self._max_rows + _STAGING_INTS, self.device)
+        self._capture(decoder)
+
+    @property
+    def backend(self) -> CudaRunner:
+        """See Runner."""
+        return self
+
+    def launch(self, batch: Batch) -> DeviceResult:
+        """See Runner."""
+        n, staging = batch.num_decode_rows, self._staging
+        rows, _ = self._stage_rows(batch.decode_rows, batch.context_lens)
+        writes = self._table.stage(batch.table_writes, staging)
+        decode_draws = self._stage_draws(batch, 0, n, greedy_done=True)
+        chunks = stage_chunks(batch, self._table.table, staging, self._tuning.block_queries) if batch.chunks else None
+        first_draws = self._stage_draws(batch, n, len(batch.samples), greedy_done=False)
+        first_rows = self._stage_first_rows(batch)
+        staging.send()
+        for write in writes:
+            write()
+        parts: list[Tensor] = []
+        wanted: list[Logprobs | None] = []
+        if n:
+            wanted.append(self._decode(n, rows, decode_draws))
+            parts.append(download(self._graphs.sampled[:n]))
+        if chunks is not None:
+            ids, logprobs = self._compute_chunks(chunks, first_draws, first_rows)
+            parts.append(download(ids))
+            wanted.append(logprobs)
+        return DeviceResult(parts, [each for each in wanted if each is not None], Mark(self.device), self.waiting)
+
+    def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
+        """See Runner."""
+        self._table.give_ids(rows, ids)
+
+    def gather(self, slots: Ints, page: Tensor) -> Mark:
+        """See Device."""
+        pages.gather_page(self.pool, upload(torch.from_numpy(slots), self.device), page)
+        return Mark(self.device)
+
+    def scatter(self, page: Tensor, slots: Ints) -> Mark:
+        """See Device."""
+        pages.scatter_page(page, upload(torch.from_numpy(slots), self.device), self.pool)
+        return Mark(self.device)
+
+    def _capture(self, decoder: Decoder) -> None:
+        self._vocab = decoder.head.shape[0]
+        hopper = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device)[0] == 9
+        half = self.pool.dtype in {torch.bfloat16, torch.float16}
+        self._tuning = PrefillTuning() if half else PrefillTuning(block_queries=64, block_keys=32, stages=2, warps=4)
+        attention = PromptAttention.CUDNN if half and self.device.type == "cuda" else PromptAttention.TRITON
+        recipe_of = partial(recipe_for, num_kv_heads=self._heads.num_kv_heads, dtype=self.pool.dtype, hopper=hopper)
+        log.info(
+            "decode: Triton split-KV attention, products %s; prompts: attention %s, products cuBLAS",
+            "Triton up to 64 rows, cuBLAS above" if half else "cuBLAS",
+            "cuDNN for whole prompts of equal length, Triton for others" if attention is PromptAttention.CUDNN
+            else "Triton",
+        )  # fmt: skip
+        self._prefill = PrefillStep(decoder, self._heads, self._rope, self.pool, attention, self._tuning)
+        rows, lens = self._stage_rows(np.empty(0, np.int32), np.empty(0, np.int32))
+        self._staging.send()
+        self._graphs = DecodeGraphs(decoder, self._heads, self._rope, self.pool, self._table, rows, lens, recipe_of)
+
+    def _stage_rows(self, decode_rows: Ints, context_lens: Ints) -> tuple[Tensor, Tensor]:
+        """Pack what the graphs read, first of all, so that it always lies at the same addresses."""
+        packed = np.zeros((2, -(-self._max_rows // 32) * 32), np.int32)
+        packed[0] = self._table.padding_row
+        packed[0, : len(decode_rows)] = decode_rows
+        packed[1, : len(context_lens)] = context_lens
+        self._staging.begin()
+        rows, lens = self._staging.put(packed)[:, : self._max_rows]
+        return rows, lens
+
+    def _stage_draws(self, batch: Batch, first: int, end: int, *, greedy_done: bool) -> Draws | None:
+        if first == end:
+            return None
+        samples = batch.samples[first:end]
+        return stage_draws(samples, first, self._vocab, self._staging, self.device, greedy_done=greedy_done)
+
+    def _stage_first_rows(self, batch: Batch) -> Tensor | None:
+        """Request rows of the samples that end a prompt; the padding row where nothing is decoded here."""
+        firsts = batch.samples[batch.num_decode_rows :]
+        rows = [self._table.padding_row if (row := s.sequence.row) is None else row for s in firsts]
+        return self._staging.put(np.array(rows, np.int32)) if rows else None
+
+    def _decode(self, n: int, rows: Tensor, draws: Draws | None) -> Logprobs | None:
+        graphs = self._graphs
+        graphs.launch(n)
+        if draws is None:
+            return None
+        logprobs = launch_draws(draws, graphs.logits, graphs.sampled)
+        scatter_ints(graphs.sampled[:n], rows[:n], self._table.next_ids)
+        return logprobs
+
+    def _compute_chunks(
+        self, chunks: PrefillBatch, draws: Draws | None, rows: Tensor | None
+    ) -> tuple[Tensor, Logprobs | None]:
+        logits = self._prefill(chunks)
+        ids = torch.empty(0 if rows is None else len(rows), dtype=torch.int32, device=self.device)
+        if draws is None or rows is None:
+            return ids, None
+        logprobs = launch_draws(draws, logits, ids)
+        scatter_ints(ids, rows, self._table.next_ids)
+        return ids, logprobs

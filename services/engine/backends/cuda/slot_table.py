@@ -1,0 +1,66 @@
+"""The device's copy of the slot table, and the next input id of every request row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.indexed import scatter_ints
+from services.engine.arrays import Ints
+from services.engine.backends.cuda.staging import Staging
+from services.engine.batch import TableWrite
+from services.engine.rows import Rows
+
+_WIDTH_MULTIPLE = 32
+
+
+class DeviceTable:
+    """Written by launches only, in the order of steps; the last row stands for padding.
+
+    A row that is given back keeps its entries: they name slots, and lie beyond the length of whoever has it next.
+    """
+
+    def __init__(self, rows: Rows, padding_slot: int, device: torch.device) -> None:
+        self._rows = rows
+        num_rows, width = rows.table.shape
+        width = -(-width // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+        self.table = torch.full((num_rows + 1, width), padding_slot, dtype=torch.int32, device=device)
+        self.next_ids = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
+        self.padding_row = num_rows
+        self._given: list[tuple[int, int]] = []
+
+    def give_ids(self, rows: list[int], ids: list[int]) -> None:
+        """Set next ids from the host, before the next step's launches."""
+        self._given += zip(rows, ids, strict=True)
+
+    def stage(self, writes: list[TableWrite], staging: Staging) -> list[Callable[[], None]]:
+        """Pack what has changed since the last step; return the launches that write it, for behind the copy."""
+        launches: list[Callable[[], None]] = []
+        index, values = self._changed(writes)
+        if len(index):
+            launches.append(_writing(staging.put(values), staging.put(index), self.table))
+        if self._given:
+            rows, ids = np.array(self._given, np.int32).T
+            launches.append(_writing(staging.put(ids), staging.put(rows), self.next_ids))
+            self._given = []
+        return launches
+
+    def _changed(self, writes: list[TableWrite]) -> tuple[Ints, Ints]:
+        """Flat positions and slots, as the host's table has them now."""
+        spans: dict[int, tuple[int, int]] = {}
+        for row, start, end in writes:
+            known = spans.get(row, (start, end))
+            spans[row] = min(start, known[0]), min(max(end, known[1]), int(self._rows.capacity[row]))
+        width = self.table.shape[1]
+        live = [(row, start, end) for row, (start, end) in spans.items() if start < end]
+        if not live:
+            return np.empty(0, np.int32), np.empty(0, np.int32)
+        index = [np.arange(row * width + start, row * width + end, dtype=np.int32) for row, start, end in live]
+        return np.concatenate(index), np.concatenate([self._rows.table[row, start:end] for row, start, end in live])
+
+
+def _writing(values: Tensor, index: Tensor, out: Tensor) -> Callable[[], None]:
+    return lambda: scatter_ints(values, index, out)

@@ -1,0 +1,57 @@
+"""The one copy a step from host to device: arrays packed into pinned memory, sent together.
+
+Three pinned blocks take turns, each behind a mark of its copy, so that packing never waits for a step in flight. The
+device block is one: a copy is ordered behind the launches of the step before, which have read it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.arrays import Ints
+from services.engine.backends.cuda.clock import Mark, pinned, upload
+
+_BLOCKS = 3
+_ALIGN_INTS = 32
+"""128 bytes: Triton compiles a kernel anew for pointers that are less aligned."""
+
+
+class Staging:
+    """Owned by the backend: `begin`, `put` for each array, `send`, then the launches that read them."""
+
+    def __init__(self, num_ints: int, device: torch.device) -> None:
+        self._device_ints = torch.zeros(num_ints, dtype=torch.int32, device=device)
+        self._blocks = [pinned(num_ints, device) for _ in range(_BLOCKS)]
+        self._views: list[Ints] = [block.numpy() for block in self._blocks]
+        self._marks: list[Mark | None] = [None] * _BLOCKS
+        self._turn = 0
+        self._used = 0
+
+    def begin(self) -> None:
+        """Start packing a step; the copy three steps ago has long been made."""
+        self._turn = (self._turn + 1) % _BLOCKS
+        self._used = 0
+        mark = self._marks[self._turn]
+        if mark is not None:
+            mark.wait()
+
+    def put(self, values: Ints) -> Tensor:
+        """Pack an array; return where it will be on the device, int32 of its shape, until the next step's launches.
+
+        The first arrays of a step have the same addresses in every step where their sizes are the same. An array that
+        does not fit is copied alone.
+        """
+        n, start = values.size, self._used
+        if start + n > len(self._device_ints):
+            return upload(torch.from_numpy(np.ascontiguousarray(values)), self._device_ints.device)
+        self._views[self._turn][start : start + n] = values.reshape(-1)
+        self._used = start + -(-n // _ALIGN_INTS) * _ALIGN_INTS
+        return self._device_ints[start : start + n].view(values.shape)
+
+    def send(self) -> None:
+        """Launch the copy."""
+        n = min(self._used, len(self._device_ints))
+        self._device_ints[:n].copy_(self._blocks[self._turn][:n], non_blocking=True)
+        self._marks[self._turn] = Mark(self._device_ints.device)

@@ -1,0 +1,161 @@
+"""The engine's whole loop over the cuda backend; without a card its kernels run under the interpreter, on tiny models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.common import ipc
+from services.common.request import SamplingParams
+from services.engine import load
+from services.engine.backends.cuda.decode_graphs import ladder
+from services.engine.backends.cuda.runner import CudaRunner
+from tests.engine.driver import Driver
+from tests.engine.tiny import EOS, FAMILIES, make_model, prompt_of, reference_greedy
+
+HAS_CARD = torch.cuda.is_available()
+Engines = Callable[..., Driver]
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            made[family] = make_model(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return get
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engines:
+    """Make an engine on the cuda backend, with rows for few requests: every row count has its graph."""
+
+    def make(folder: Path, **changes: Any) -> Driver:  # noqa: ANN401 - any key of EngineConfig
+        if not HAS_CARD:
+            monkeypatch.setattr(load, "make_runner", CudaRunner)
+        backend = "cuda" if HAS_CARD else "cpu"
+        return Driver(folder, backend=backend, **{"max_running_requests": 6, "max_context_tokens": 160} | changes)
+
+    return make
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_transformers(family: str, engine: Engines, folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of(family)
+    driver = engine(folder)
+    prompts = [prompt_of(length) for length in (1, 16, 37)]
+    outputs = driver.outputs(*(driver.admit(prompt, 5, stop_token_ids=(EOS,)) for prompt in prompts))
+    assert outputs == [reference_greedy(folder, prompt, 5) for prompt in prompts]
+    driver.check()
+
+
+def test_a_cached_prefix_and_a_second_wave_give_the_same_tokens(
+    engine: Engines, folder_of: Callable[[str], Path]
+) -> None:
+    """Rows are used again, so their table entries are overwritten; more requests than rows at once wait their turn."""
+    folder = folder_of("llama")
+    driver = engine(folder)
+    shared = prompt_of(20)
+    for wave in range(2):
+        prompts = [shared + prompt_of(3 + i, seed=10 * wave + i) for i in range(3)]
+        outputs = driver.outputs(*(driver.admit(prompt, 4, stop_token_ids=(EOS,)) for prompt in prompts))
+        assert outputs == [reference_greedy(folder, prompt, 4) for prompt in prompts]
+    driver.check()
+
+
+SAMPLING = [
+    SamplingParams(temperature=0.9, seed=5),
+    SamplingParams(temperature=1.2, top_p=0.8, seed=6),
+    SamplingParams(temperature=1.0, top_k=7, num_logprobs=3, seed=7),
+    SamplingParams(temperature=0.0, repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2),
+    SamplingParams(temperature=0.8, min_p=0.05, logit_bias={3: 4.0, 8: -2.0}, allowed_token_ids=tuple(range(60)), seed=8),
+    SamplingParams(temperature=0.0, num_logprobs=2),
+]
+
+
+def test_every_way_of_sampling_equals_the_cpu_backend(engine: Engines, folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("llama")
+    runs = []
+    for driver in (Driver(folder), engine(folder)):
+        commands = [driver.admit(prompt_of(9 + i), 5, sampling=each) for i, each in enumerate(SAMPLING)]
+        tokens = driver.outputs(*commands)
+        logprobs = [[p for step in driver.logprobs[c.job_id, 0] for p in (step.logprob, *(v for _, v in step.top))]
+                    for c in commands]  # fmt: skip
+        ids = [[i for step in driver.logprobs[c.job_id, 0] for i in (step.token_id, *(t for t, _ in step.top))]
+               for c in commands]  # fmt: skip
+        runs.append((tokens, ids, logprobs))
+        driver.check()
+    assert runs[0][:2] == runs[1][:2]
+    for expected, found in zip(runs[0][2], runs[1][2], strict=True):
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_choices_of_one_prompt_and_minimum_lengths(engine: Engines, folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("llama")
+    runs = []
+    for driver in (Driver(folder), engine(folder)):
+        several = driver.admit(prompt_of(12), 4, choices=(0, 1, 2), sampling=SamplingParams(temperature=1.0, seed=3))
+        masked = driver.admit(prompt_of(5), 4, min_new_tokens=3, stop_token_ids=tuple(range(100)))
+        driver.run(several, masked)
+        runs.append({key: driver.tokens[key] for key in sorted(driver.tokens)})
+        driver.check()
+    assert runs[0] == runs[1]
+
+
+def test_bfloat16_runs_through_the_small_batch_products(engine: Engines, folder_of: Callable[[str], Path]) -> None:
+    driver = engine(folder_of("llama"), dtype="bfloat16", max_running_requests=2)
+    (tokens,) = driver.outputs(driver.admit(prompt_of(20), 3))
+    assert len(tokens) == 3
+    driver.check()
+
+
+def test_pages_are_gathered_and_scattered(engine: Engines, folder_of: Callable[[str], Path]) -> None:
+    driver = engine(folder_of("llama"), max_running_requests=1)
+    runner = driver.engine._runner
+    pool = runner.backend.pool
+    pool.normal_()
+    slots = torch.tensor([9, 2, 30], dtype=torch.int32).numpy()
+    page = torch.empty(pool.shape[0], 3, *pool.shape[2:], dtype=pool.dtype, device=pool.device)
+    gathered = runner.backend.gather(slots, page)
+    while not gathered.done():
+        pass
+    assert torch.equal(page, pool[:, [9, 2, 30]])
+    runner.backend.scatter(page.flip(1), slots)
+    assert torch.equal(pool[:, [30, 2, 9]], page)
+
+
+def test_first_tokens_from_elsewhere_are_the_next_inputs(engine: Engines, folder_of: Callable[[str], Path]) -> None:
+    driver = engine(folder_of("llama"), max_running_requests=2)
+    runner = driver.engine._runner
+    assert isinstance(runner, CudaRunner)
+    runner.set_next_ids([1], [77])
+    driver.outputs(driver.admit(prompt_of(3), 2))
+    assert runner._table.next_ids[1].item() == 77
+
+
+def test_the_ladder_is_fine_and_reaches_its_end() -> None:
+    for most in (1, 7, 64, 200, 256, 1000):
+        rungs = ladder(most)
+        assert rungs == sorted(set(rungs))
+        assert rungs[-1] == most
+        for before, after in zip(rungs, rungs[1:], strict=False):
+            assert after - before <= max(8, after // 8, 16 if after > 64 else 8)
+
+
+def test_a_machine_without_a_card_says_so(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(load.ConfigError, match="backend is 'cuda', but torch .* on this machine"):
+        Driver(folder_of("llama"), backend="cuda")
+
+
+def test_ipc_events_name_the_backend(engine: Engines, folder_of: Callable[[str], Path]) -> None:
+    ready = engine(folder_of("llama"), max_running_requests=1).engine.ready()
+    assert isinstance(ready, ipc.EngineReady)
+    assert ready.backend == "cuda"

@@ -17,8 +17,8 @@ from services.router.work import QueuedWork, RouterConfig
 class Outlook:
     """Owned by one Router; learns from what ends, and predicts what runs and what waits."""
 
-    def __init__(self, config: RouterConfig) -> None:
-        self.lengths = OutputLengths(config.lengths)
+    def __init__(self, config: RouterConfig, lengths: OutputLengths) -> None:
+        self.lengths = lengths
         self.rates = Rates()
         self._config = config
         self._control = QuantileControl(config.quantile)

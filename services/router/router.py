@@ -22,6 +22,7 @@ from functools import partial
 from services.common.errors import OverloadedError, SluiceError
 from services.router import events
 from services.router.outlook import Outlook
+from services.router.output_length import OutputLengths
 from services.router.peak_memory import Joiners
 from services.router.running import RunningSet
 from services.router.scheduler import Plan, PoolView, hopeless, plan, refusal, retry_after_s
@@ -69,12 +70,19 @@ class Load:
 class Router:
     """Lives in a worker's control process, on its event loop; every method but `run` returns at once."""
 
-    def __init__(self, config: RouterConfig, outlets: Outlets, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        outlets: Outlets,
+        clock: Callable[[], float] = time.monotonic,
+        lengths: OutputLengths | None = None,
+    ) -> None:
+        """lengths: another way to predict, for comparisons; the life table where it is left out."""
         self._config = config
         self._outlets = outlets
         self._clock = clock
         self._queue = WaitingQueue(config)
-        self._outlook = Outlook(config)
+        self._outlook = Outlook(config, OutputLengths(config.lengths) if lengths is None else lengths)
         self._running = RunningSet(config, self._outlook.lengths)
         self._foreign_slots = 0
         """Held in the engine for nobody the Router knows: prefixes whose first user has left."""

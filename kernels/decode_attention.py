@@ -20,6 +20,7 @@ import triton.language as tl
 from kernels.decode_plan import DecodePlan
 from kernels.launch import (
     LOG2_E,
+    MIN_BLOCK_D,
     dependent,
     dot,
     expect_rows_contiguous,
@@ -47,7 +48,7 @@ class DecodeScratch:
     def allocate(plan: DecodePlan, heads: Heads) -> DecodeScratch:
         """Return scratch for every work list of `plan`."""
         items, rows = plan.items.shape[0], plan.num_splits.shape[0]
-        group, dim = next_power_of_2(heads.group), next_power_of_2(heads.head_dim)
+        group, dim = next_power_of_2(heads.group), max(next_power_of_2(heads.head_dim), MIN_BLOCK_D)
         device = plan.items.device
         return DecodeScratch(
             torch.empty(items, heads.num_kv_heads, group, dim, device=device),
@@ -253,7 +254,8 @@ def decode_attention(
         scale * LOG2_E, rope.eps, slots.table.stride(0), slots.table.shape[1], qkv.stride(0), kv.stride(0),
         out.stride(0),
         KV_HEADS=heads.num_kv_heads, GROUP=heads.group, GROUP_P2=next_power_of_2(heads.group),
-        HEAD_DIM=heads.head_dim, ROTARY_DIM=2 * rope.cos.shape[1], BLOCK_D=next_power_of_2(heads.head_dim),
+        HEAD_DIM=heads.head_dim, ROTARY_DIM=2 * rope.cos.shape[1],
+        BLOCK_D=max(next_power_of_2(heads.head_dim), MIN_BLOCK_D),
         BLOCK_TOKENS=plan.block_tokens, STAGES=tuning.stages, MERGE=tuning.merge, QK_NORM=rope.q_norm is not None,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         num_warps=tuning.warps, **dependent(pdl),

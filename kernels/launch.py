@@ -10,6 +10,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 _UPCAST = tl.constexpr(INTERPRETED)
 LOG2_E = 1.4426950408889634
+MIN_BLOCK_D = 16
+"""The least depth of a product on tensor cores; smaller heads are padded to it."""
 
 
 def dependent(pdl: bool) -> dict[str, bool]:

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import LOG2_E, dot, expect_rows_contiguous, expect_shape, next_power_of_2
+from kernels.launch import LOG2_E, MIN_BLOCK_D, dot, expect_rows_contiguous, expect_shape, next_power_of_2
 from kernels.layout import Heads, SlotTable
 
 
@@ -153,6 +153,7 @@ def prefill_attention(
         q, kv, slots.table, slots.rows, tiles, query_start, context_lens, out, scale * LOG2_E, slots.table.stride(0),
         slots.table.shape[1], q.stride(0), kv.stride(0), out.stride(0),
         KV_HEADS=heads.num_kv_heads, GROUP=heads.group, HEAD_DIM=heads.head_dim,
-        BLOCK_D=next_power_of_2(heads.head_dim), BLOCK_QUERIES=tuning.block_queries, BLOCK_KEYS=tuning.block_keys,
+        BLOCK_D=max(next_power_of_2(heads.head_dim), MIN_BLOCK_D),
+        BLOCK_QUERIES=tuning.block_queries, BLOCK_KEYS=tuning.block_keys,
         STAGES=tuning.stages, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=tuning.warps,
     )  # fmt: skip

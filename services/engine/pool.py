@@ -44,11 +44,7 @@ def choose_num_slots(config: EngineConfig, bytes_per_token: int, device: torch.d
 
 
 def allocate_pool(model: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]; the last slot is zero and absorbs padding.
-
-    On a device all of it starts as zeros: kernels read past a context's end, where every value counts for nothing, but
-    must be finite.
-    """
+    """[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]; the last slot is zero and absorbs padding."""
     shape = (model.num_layers, num_slots + 1, 2 * model.num_kv_heads, model.head_dim)
     try:
         pool = torch.empty(shape, dtype=dtype, device=device)
@@ -58,10 +54,7 @@ def allocate_pool(model: ModelConfig, num_slots: int, dtype: torch.dtype, device
             f"the KV pool of {num_slots} tokens ({size:.1f} GiB) could not be allocated; lower num_kv_tokens or "
             f"memory_fraction: {error}"
         ) from error
-    if device.type == "cpu":
-        pool[:, num_slots].zero_()
-    else:
-        pool.zero_()
+    pool[:, num_slots].zero_()
     log.info("KV pool: %d slots, %.2f GiB on %s", num_slots, pool.nbytes / _GIB, device)
     return pool
 

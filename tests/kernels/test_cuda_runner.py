@@ -1,7 +1,8 @@
-"""The engine's whole loop over the cuda backend; without a card its kernels run under the interpreter, on tiny models."""
+"""The engine's whole loop over the cuda backend; without a card under the interpreter, on tiny models."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from services.common.request import SamplingParams
 from services.engine import load
 from services.engine.backends.cuda.decode_graphs import ladder
 from services.engine.backends.cuda.runner import CudaRunner
+from services.engine.config import ConfigError
 from tests.engine.driver import Driver
 from tests.engine.tiny import EOS, FAMILIES, make_model, prompt_of, reference_greedy
 
@@ -37,7 +39,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engines:
     """Make an engine on the cuda backend, with rows for few requests: every row count has its graph."""
 
-    def make(folder: Path, **changes: Any) -> Driver:  # noqa: ANN401 - any key of EngineConfig
+    def make(folder: Path, **changes: Any) -> Driver:
         if not HAS_CARD:
             monkeypatch.setattr(load, "make_runner", CudaRunner)
         backend = "cuda" if HAS_CARD else "cpu"
@@ -75,7 +77,9 @@ SAMPLING = [
     SamplingParams(temperature=1.2, top_p=0.8, seed=6),
     SamplingParams(temperature=1.0, top_k=7, num_logprobs=3, seed=7),
     SamplingParams(temperature=0.0, repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2),
-    SamplingParams(temperature=0.8, min_p=0.05, logit_bias={3: 4.0, 8: -2.0}, allowed_token_ids=tuple(range(60)), seed=8),
+    SamplingParams(
+        temperature=0.8, min_p=0.05, logit_bias={3: 4.0, 8: -2.0}, allowed_token_ids=tuple(range(60)), seed=8
+    ),
     SamplingParams(temperature=0.0, num_logprobs=2),
 ]
 
@@ -145,13 +149,13 @@ def test_the_ladder_is_fine_and_reaches_its_end() -> None:
         rungs = ladder(most)
         assert rungs == sorted(set(rungs))
         assert rungs[-1] == most
-        for before, after in zip(rungs, rungs[1:], strict=False):
+        for before, after in itertools.pairwise(rungs):
             assert after - before <= max(8, after // 8, 16 if after > 64 else 8)
 
 
 def test_a_machine_without_a_card_says_so(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(load.ConfigError, match="backend is 'cuda', but torch .* on this machine"):
+    with pytest.raises(ConfigError, match="backend is 'cuda', but torch .* on this machine"):
         Driver(folder_of("llama"), backend="cuda")
 
 

@@ -53,7 +53,7 @@ class CudaRunner:
     ) -> None:  # fmt: skip
         """Capture the decode graphs. `rope`: tables as `models.rope.rope_tables` makes them, float32."""
         self.device = pool.device
-        self.pool = pool
+        self.pool = pool.zero_()  # kernels read beyond a context's end: what is there counts for nothing, but is finite
         self.waiting = Waiting()
         self._heads = KernelHeads(*heads)
         half = heads.head_dim // 2

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 CLOSE_GRACE_S = 2.0
 """How long streams may take to end once told to."""
+_STUCK_POLL_S = 0.5
 LIVENESS_PATIENCE = 3.0
 """Times `engine_stall_s` until a wedged engine has the process restarted: later than it makes the worker unready."""
 
@@ -204,11 +205,18 @@ class Worker:
         log.info("draining: %d jobs", len(jobs))
         service.drain(self._config.drain_s)
         await self._health.enter_graceful_shutdown()
-        try:
-            async with asyncio.timeout(self._config.drain_s):
-                await service.drained.wait()
-        except TimeoutError:
-            log.warning("%d jobs are given up after %.0f s of draining", len(jobs), self._config.drain_s)
+        drained, stuck = asyncio.create_task(service.drained.wait()), asyncio.create_task(self._until_stuck())
+        ends = {drained, stuck}
+        await asyncio.wait(ends, timeout=self._config.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        if not drained.done():
+            log.warning("%d jobs are given up: %s", len(jobs), self.status.stalled() or "the time to drain is over")
+        for task in ends:
+            task.cancel()
+
+    async def _until_stuck(self) -> None:
+        """A wedged engine finishes nothing: there is no point in giving it time."""
+        while self.status.stalled() is None:  # noqa: ASYNC110 - a matter of time passing, which no event tells
+            await asyncio.sleep(_STUCK_POLL_S)
 
     async def _end(self, engine: "asyncio.Task[None]") -> None:
         if self.service is not None:

@@ -17,6 +17,9 @@ from tests.integration.oracle import Oracle
 from tests.integration.prompts import CHAT
 from tools.check_chart import preset
 
+LIVENESS_S = 60
+"""The chart's livenessBudgetSeconds: a wedged engine is restarted within it."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The first test builds images and starts a node; later ones wait for rollouts."""
@@ -64,6 +67,7 @@ def values(model_dir: Path) -> dict[str, Any]:
     of_demo["networkPolicy"] = {"prometheus": [{"namespaceSelector": {}}]}
     small = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "3Gi"}}
     of_demo["pdMaster"]["resources"] = of_demo["worker"]["resources"] = small
+    of_demo["worker"] |= {"engineStallS": 12, "livenessBudgetSeconds": LIVENESS_S}
     return of_demo
 
 

@@ -92,7 +92,7 @@ def _wait_served(url: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/v1/models", timeout=2).json()["data"]:
+            if httpx.get(f"{url}/get_server_info", timeout=2).json()["num_pairs"]:
                 return
         time.sleep(0.2)
     raise RuntimeError("sluice up did not become ready")

@@ -37,6 +37,8 @@ class Plan:
     processes: tuple[Process, ...]
     url: str
     grpc_address: str
+    num_pairs: int
+    """Pairs of a prefill and a decode worker, and mixed workers: so many ways a request can take when all is up."""
 
 
 def make_plan(config: UpConfig) -> Plan:
@@ -62,7 +64,8 @@ def make_plan(config: UpConfig) -> Plan:
     )
     host = reachable(config.host)
     processes = (*workers, _process(GATEWAY, "pd-master", gateway, host, http_port))
-    return Plan(processes, f"http://{host}:{http_port}", f"{host}:{grpc_port}")
+    num_pairs = config.prefill * config.decode + config.mixed
+    return Plan(processes, f"http://{host}:{http_port}", f"{host}:{grpc_port}", num_pairs)
 
 
 def reachable(host: str) -> str:

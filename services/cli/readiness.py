@@ -17,14 +17,14 @@ async def until_ready(url: str) -> float:
     return await _until(lambda: _get(url) is not None)
 
 
-async def until_model_is_served(base_url: str) -> str:
-    """Ask the gateway until it lists a model, which it does once a pair of workers takes requests; return its name."""
+async def until_model_is_served(base_url: str, num_pairs: int) -> str:
+    """Ask the gateway until so many pairs of workers (or mixed ones) take requests; return the model's name."""
     names: list[str] = []
 
     def ask() -> bool:
-        body = _get(f"{base_url}/v1/models")
-        names.extend(model["id"] for model in json.loads(body or b"{}").get("data", []))
-        return bool(names)
+        info = json.loads(_get(f"{base_url}/get_server_info") or b"{}")
+        names[:] = info.get("models", [])
+        return bool(names) and info["num_pairs"] >= num_pairs
 
     await _until(ask)
     return names[0]

@@ -90,7 +90,7 @@ async def _announce(plan: Plan, timeout_s: float, out: TextIO) -> None:
             for process in plan.processes:
                 group.create_task(_tell_when_ready(process.name, process.ready_url))
         async with asyncio.timeout(timeout_s - (time.monotonic() - start)):
-            model = await until_model_is_served(plan.url)
+            model = await until_model_is_served(plan.url, plan.num_pairs)
     except TimeoutError:
         raise TimeoutError(f"not everything answered within {timeout_s:g} s (--start-timeout-s)") from None
     print(_banner(plan, model, time.monotonic() - start), file=out, flush=True)

@@ -67,6 +67,10 @@ class Models(Protocol):
         """How full the workers are, as their last heartbeats said."""
         ...
 
+    def num_pairs(self) -> int:
+        """Proven pairs and mixed workers that take requests now; at 0 a request gets 503."""
+        ...
+
 
 class StageListener(Protocol):
     """Hears of requests' stages by their ids; ids that it does not know are of no interest."""

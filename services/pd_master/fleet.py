@@ -10,6 +10,7 @@ from services.common.gateway_messages import WorkerCard
 from services.common.messages import Joined, MasterRef, Prefilling, Reconcile, Role, WorkerMessage, WorkerRef
 from services.pd_master.backend import ServedModel, StageListener, TokenLoad
 from services.pd_master.registry import Registry, WorkHandler
+from services.pd_master.selector import count_pairs
 
 
 class Fleet:
@@ -61,6 +62,10 @@ class Fleet:
             for stage in stages
         ]
         return max(loads, key=lambda load: load.demand)
+
+    def num_pairs(self) -> int:
+        """Proven pairs and mixed workers that take requests now."""
+        return count_pairs(self._registry.snapshot())
 
     # ------------------------------------------------------------------------------------------------ from the registry
 

@@ -1,14 +1,15 @@
 """Which workers an attempt runs on: what is known of them in, a pair out. Pure.
 
 Workers pair up within a group, and only where a test page has crossed (DESIGN R13, R16). The prefill worker is the one
-with the shortest predicted wait, the decode worker the one with the lowest predicted demand; in both this master's own
-dispatches count from the moment they are sent. Among those nearly as good as the best one is drawn, so that several
+where the prompt is predicted to be computed soonest: its wait, and what of the prompt its prefix cache lacks. The
+decode worker is the one with the lowest predicted demand. In both this master's own dispatches count from the moment
+they are sent. Among those nearly as good as the best one is drawn, so that several
 masters with the same view do not all take the same one. A mixed worker takes a request when its wait is no longer than
 that of the best pair.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from services.common.errors import ContextLengthError, NoWorkerError, OverloadedError, SluiceError
@@ -73,6 +74,8 @@ class Snapshot:
     workers: tuple[WorkerView, ...]
     draw: float
     """Uniform in [0, 1)."""
+    cached_tokens: Mapping[WorkerRef, int] = field(default_factory=dict)
+    """Leading tokens of this request's prompt that prefix caches hold; workers that hold none may be left out."""
 
 
 def choose(request: Request, excluded: frozenset[WorkerRef], snapshot: Snapshot) -> Pair:
@@ -95,7 +98,7 @@ def choose(request: Request, excluded: frozenset[WorkerRef], snapshot: Snapshot)
     if not free:
         wait_s = min(view.wait_s for view in able)
         raise OverloadedError("the queues of all workers are full", retry_after_s=min(max(wait_s, 1.0), 60.0))
-    first = _near_best(free, lambda view: view.wait_s, NEAR_WAIT_S, snapshot.draw)
+    first = _near_best(free, _time_to_compute(request, free, snapshot), NEAR_WAIT_S, snapshot.draw)
     if first.role is Role.MIXED:
         return Pair(first.worker, None)
     partners = [view for view in decodes[first.worker] if _fits_decode(request, view.limits)]
@@ -119,6 +122,13 @@ def choose_decode(request: Request, prefill: WorkerRef, excluded: frozenset[Work
     return _peer(_near_best(partners, lambda view: view.demand, NEAR_DEMAND, snapshot.draw))
 
 
+def count_pairs(snapshot: Snapshot) -> int:
+    """How many ways a request could take now: proven pairs and mixed workers."""
+    usable = [view for view in snapshot.workers if view.takes_work]
+    mixed = sum(view.role is Role.MIXED for view in usable)
+    return mixed + sum(_are_paired(one, other) for one in usable for other in usable)
+
+
 def _are_paired(prefill: WorkerView, decode: WorkerView) -> bool:
     return (
         prefill.role is Role.PREFILL
@@ -140,6 +150,20 @@ def _fits_decode(request: Request, limits: Limits) -> bool:
     """Whether prompt and all output fit an idle pool (DESIGN R20)."""
     most = request.num_choices * (request.stop.max_new_tokens + EXTENT_SLOTS)
     return len(request.prompt_ids) + most < limits.num_slots
+
+
+def _time_to_compute(request: Request, views: list[WorkerView], snapshot: Snapshot) -> Callable[[WorkerView], float]:
+    """Seconds until a worker would have computed the prompt.
+
+    All are taken to be as fast as the fastest was lately: an idle one reports little because it had little to do.
+    """
+    speed = max(LEAST_TOKENS_PER_S, *(view.load.tokens_per_s for view in views))
+
+    def cost(view: WorkerView) -> float:
+        missing = len(request.prompt_ids) - snapshot.cached_tokens.get(view.worker, 0)
+        return view.load.predicted_wait_s + (view.pending_tokens + max(missing, 0)) / speed
+
+    return cost
 
 
 def _near_best(views: list[WorkerView], cost: Callable[[WorkerView], float], near: float, draw: float) -> WorkerView:

@@ -41,6 +41,10 @@ class FakeModels:
     def workers(self) -> list[WorkerCard]:
         return [WorkerCard("p-0", "prefill", "tiny", True, False, 1, 2, 0.5)]
 
+    def num_pairs(self) -> int:
+        """One."""
+        return 1
+
     def token_load(self) -> TokenLoad:
         return TokenLoad(0.25, 0.5, 0.75)
 

@@ -1,6 +1,7 @@
 """A whole Sluice on loopback for tests: the real commands as processes that can be killed and started again."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -15,8 +16,6 @@ from pathlib import Path
 
 START_TIMEOUT_S = 90.0
 POLL_S = 0.1
-PROVEN_PAIR = "\nsluice_transfer_pair_gigabytes_per_second{"
-"""Begins a line of a prefill worker's metrics for each decode worker that it may push to."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -171,10 +170,12 @@ class Cluster:
     def _all_ready(self) -> bool:
         if not all(process.ready() for process in self.processes.values() if process.running):
             return False
-        num_decode = sum(process.running for process in self.workers("decode"))
-        prefill = [process for process in self.workers("prefill") if process.running]
-        served = http_get(self.url + "/v1/models")[1]
-        return '"id"' in served and all(process.metrics().count(PROVEN_PAIR) == num_decode for process in prefill)
+        num_pairs = self._num_running("prefill") * self._num_running("decode")
+        status, body = http_get(self.url + "/get_server_info")
+        return status == 200 and json.loads(body)["num_pairs"] == num_pairs
+
+    def _num_running(self, role: str) -> int:
+        return sum(process.running for process in self.workers(role))
 
     def workers(self, role: str) -> Iterator[Process]:
         """The worker processes of a role."""

@@ -46,8 +46,15 @@ class InfoEndpoint:
         await call.reply(200, msgspec.json.encode({"model_name": models[0].name}))
 
     async def server_info(self, call: HttpCall) -> None:
-        """Version, options in force and models."""
+        """Version, options in force, models, and how many pairs of workers take requests now."""
         config = msgspec.to_builtins(self._gateway.config)
         models = [model.name for model in self._gateway.models.models()]
-        answer = {"name": "sluice", "version": metadata.version("sluice"), "models": models, **config}
+        pairs = self._gateway.models.num_pairs()
+        answer = {
+            "name": "sluice",
+            "version": metadata.version("sluice"),
+            "models": models,
+            "num_pairs": pairs,
+            **config,
+        }
         await call.reply(200, msgspec.json.encode(answer))

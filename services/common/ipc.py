@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from services.common.request import FinishReason, SamplingParams, TokenLogprob
+from services.common.request import FinishReason, GrammarSpec, SamplingParams, TokenLogprob
 
 IPC_PROTOCOL = 1
 """Raised on every incompatible change; both ends of a pod start from one image: a difference is a broken deployment."""
@@ -87,6 +87,8 @@ class Reserve(msgspec.Struct, frozen=True, tag="reserve"):
     token_ids: bytes
     """Prompt plus output ids so far, int32: all the tokens whose KV must be here before decoding."""
     arrival: float
+    grammar: GrammarSpec | None = None
+    """Join's grammar, so that it is compiled while the KV travels."""
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
@@ -218,6 +220,14 @@ class Deferred(msgspec.Struct, frozen=True, tag="deferred"):
     free_slots: int
 
 
+class GrammarRefused(msgspec.Struct, frozen=True, tag="grammar_refused"):
+    """The job's grammar cannot be compiled: Ended follows, and no other worker would do better."""
+
+    job_id: int
+    message: str
+    """What is wrong with it, for the client."""
+
+
 class Revoked(msgspec.Struct, frozen=True, tag="revoked"):
     """A reservation without bytes was taken back to find slots (DESIGN R18)."""
 
@@ -335,6 +345,7 @@ Event: TypeAlias = (
     | Admitted
     | Reserved
     | Deferred
+    | GrammarRefused
     | Revoked
     | Preempted
     | Joined

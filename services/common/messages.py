@@ -49,6 +49,8 @@ class RefusalReason(enum.Enum):
     """The KV could not be moved to this decode worker."""
     MISMATCH = "mismatch"
     """The two sides disagree on the number of tokens."""
+    INVALID = "invalid"
+    """The request itself cannot be carried out by anybody: its grammar does not compile."""
 
 
 class FailureCause(enum.Enum):

@@ -22,6 +22,26 @@ class FinishReason(enum.Enum):
     """The serving system failed; nothing the client sent was wrong."""
 
 
+class GrammarKind(enum.Enum):
+    """How a grammar's source is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    """GBNF-like, with a rule `root`."""
+    STRUCTURAL_TAG = "structural_tag"
+    """XGrammar's JSON description of tagged text: tool calls, thoughts before an answer."""
+
+
+class GrammarSpec(msgspec.Struct, frozen=True):
+    """What the whole output of each choice must match. Engines compile the source (DESIGN R9: rebuilt by replay)."""
+
+    kind: GrammarKind
+    source: str
+    field: str = ""
+    """The request field that it came from, for error messages."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the next token is chosen. A pure function of these, the output ids and the logits (DESIGN R9)."""
 
@@ -42,6 +62,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Empty allows all."""
     num_logprobs: int | None = None
     """None: no log-probabilities. k: the chosen token's and the k most likely ones'."""
+    grammar: GrammarSpec | None = None
+    """Tokens that it does not allow are never chosen; the model's end is allowed where it may end."""
 
 
 class StopParams(msgspec.Struct, frozen=True, omit_defaults=True):

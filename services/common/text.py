@@ -121,6 +121,11 @@ class Vocabulary:
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text.encode()
 
+    @property
+    def visible_pieces(self) -> list[bytes] | None:
+        """The bytes of each token by its id, none for special ones; None where they depend on the tokens around."""
+        return self._visible
+
     def decoder(self, params: TextParams) -> TextDecoder:
         """A decoder at the start of one sequence's output."""
         pieces = self._visible if params.skip_special_tokens else self._pieces

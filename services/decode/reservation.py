@@ -40,7 +40,7 @@ class Reservation(Attempt):
     def reserve_command(self) -> ipc.Reserve:
         """What the engine is asked for."""
         tokens = ipc.pack_ids([*self.request.prompt_ids, *self.output_ids])
-        return ipc.Reserve(self.job_id, self.key, tokens, self.arrival_s)
+        return ipc.Reserve(self.job_id, self.key, tokens, self.arrival_s, self.request.sampling.grammar)
 
     def join_command(self, eos_token_ids: tuple[int, ...]) -> ipc.Join:
         """What the engine is told once all KV is announced."""

@@ -217,6 +217,8 @@ class DecodeReservations(ProtocolCore[Reservation]):
                 self._end(one, now)
             case ipc.TransferFailed(kind=kind, message=text):
                 self._lose(one, RefusalReason.TRANSFER, f"{kind}: {text}", now)
+            case ipc.GrammarRefused(message=text):
+                self._lose(one, RefusalReason.INVALID, text, now)
             case ipc.Ended():
                 self._lose(one, RefusalReason.TRANSFER, "the engine ended it", now)
             case GivenUp(error=error):

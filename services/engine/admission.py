@@ -39,6 +39,8 @@ class Admission:
         if not self._place(job):
             self._state.defer(job.job_id)
             return
+        if command.sampling.grammar is not None:
+            self._state.grammars.want(job, command.sampling.grammar)
         self._state.counters.prefix_hit_tokens += job.cached_tokens
         self._state.counters.prefix_query_tokens += len(job.tokens)
         self._state.events.append(Admitted(job.job_id, job.cached_tokens, self._state.kv.num_pinned - before))

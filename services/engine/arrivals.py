@@ -90,6 +90,8 @@ class Arrivals:
             cached_tokens=cached,
         )
         self._state.add(job)
+        if command.grammar is not None:
+            self._state.grammars.want(job, command.grammar)
         self._arrivals[command.key] = _Arrival(job, np.arange(len(tokens)) < cached, {})
         self._receiver.expect(command.key)
         self._state.events.append(ipc.Reserved(job.job_id, cached, self._state.kv.num_pinned - before))
@@ -103,6 +105,8 @@ class Arrivals:
         job.num_prompt_tokens = command.num_prompt_tokens
         job.sampling, job.stop = command.sampling, command.stop
         job.stop_token_ids = frozenset(command.stop.stop_token_ids)
+        if command.sampling.grammar is not None:
+            self._state.grammars.want(job, command.sampling.grammar)
         job.choices = tuple(command.first_tokens)
         job.max_outputs = min(command.stop.max_new_tokens, self._state.rows.width - command.num_prompt_tokens)
         self._arrivals[job.key].first_tokens = command.first_tokens
@@ -130,9 +134,9 @@ class Arrivals:
                 self._join(arrival)
 
     def _can_join(self, arrival: _Arrival) -> bool:
-        """Joined by the control process, complete, and with a row for each choice."""
+        """Joined by the control process, complete, able to sample, and with a row for each choice."""
         joining = arrival.job.state is JobState.JOINING and bool(arrival.here.all())
-        return joining and self._state.rows.num_free >= len(arrival.first_tokens)
+        return joining and arrival.job.may_sample and self._state.rows.num_free >= len(arrival.first_tokens)
 
     def _received(self, event: Received) -> None:
         """Scatter a page; the receiver gives out nothing of keys that were forgotten."""

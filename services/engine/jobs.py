@@ -18,6 +18,7 @@ from services.common.ipc import AttemptKey, EngineStop
 from services.common.request import SamplingParams
 from services.engine.arrays import Ints
 from services.engine.kv_cache import Holding
+from services.engine.ticket import Ticket
 
 
 class JobState(Enum):
@@ -82,6 +83,18 @@ class Job:
     """Transfer pages with KV of this job that are not back yet."""
     has_bytes: bool = False
     """A reservation some of whose KV has come: it is not revoked any more."""
+    grammar: Ticket | None = None
+    """What each choice's output must match, compiled or on its way."""
+
+    @property
+    def may_sample(self) -> bool:
+        """Whether nothing that sampling needs is on its way."""
+        return self.grammar is None or self.grammar.is_ready
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or only waits for transfer pages to come back."""
+        return self.state is JobState.ENDING
 
     @property
     def num_given_outputs(self) -> int:

@@ -9,6 +9,7 @@ import gc
 import logging
 import time
 from collections import deque
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from services.engine.batch import Batch
 from services.engine.channel import ALIVE_S, Channel
 from services.engine.commands import CommandHandler
 from services.engine.config import EngineConfig
+from services.engine.grammars import open_grammars
 from services.engine.jobs import Sequence
 from services.engine.kv_cache import KvCache
 from services.engine.load import LoadedModel
@@ -35,6 +37,8 @@ from services.engine.transfer_setup import TransferEnd
 
 log = logging.getLogger(__name__)
 
+_GRAMMAR_POLL_S = 0.001
+
 
 class _Launched(NamedTuple):
     batch: Batch
@@ -48,7 +52,8 @@ class Engine:
     def __init__(self, config: EngineConfig, model: LoadedModel, transfer: TransferEnd | None = None) -> None:
         self._model = model
         self._config = config
-        self.state = EngineState(model.rows, KvCache(model.num_slots, prefix_cache=config.prefix_cache))
+        grammars = open_grammars(Path(config.model).expanduser(), model.config.vocab_size, model.config.eos_token_ids)
+        self.state = EngineState(model.rows, KvCache(model.num_slots, prefix_cache=config.prefix_cache), grammars)
         self._builder = StepBuilder(model.rows, config.chunk_tokens, config.push_tail_tokens)
         self._room = RoomMaker(self.state)
         self._results = ResultHandler(self.state)
@@ -60,6 +65,7 @@ class Engine:
         depth = config.pipeline_depth
         self._depth = model.runner.backend.pipeline_depth if depth is None else depth
         self._launched: deque[_Launched] = deque()
+        self._is_idle = True
         self.step = 0
 
     def _open_transfer(self, transfer: TransferEnd | None) -> tuple[Pushes | None, Arrivals | None]:
@@ -102,6 +108,11 @@ class Engine:
         return bool(copying or self._launched or self.state.prefilling or self.state.rows.remaining.any())
 
     @property
+    def only_waits(self) -> bool:
+        """Whether all that is left to do waits for grammars: the last turn launched nothing."""
+        return self.state.grammars.busy and not self._launched and self._is_idle
+
+    @property
     def stopped(self) -> bool:
         """Whether Shutdown came."""
         return self._commands.shutdown
@@ -111,9 +122,11 @@ class Engine:
         """Apply commands, launch one step, handle what is due; returns the events to send, in order."""
         for command in commands:
             self._commands.apply(command)
+        self.state.refuse_grammars()
         if self._arrivals is not None:
             self._arrivals.turn()
         batch = self._launch()
+        self._is_idle = batch is None
         while self._launched and (batch is None or len(self._launched) > self._depth):
             self._handle(self._launched.popleft())
         if self._pushes is not None:
@@ -181,3 +194,5 @@ def serve(engine: Engine, channel: Channel) -> None:
         if not engine.has_work:
             channel.wait(ALIVE_S)
             gc.collect(1)
+        elif engine.only_waits:
+            channel.wait(_GRAMMAR_POLL_S)

@@ -42,7 +42,7 @@ class ResultHandler:
         job, index = sequence.job, len(sequence.outputs)
         sequence.outputs.append(token_id)
         finish, stop_token_id = None, None
-        if token_id in job.stop_token_ids and index >= job.stop.min_new_tokens:
+        if token_id in job.stop_token_ids and (index >= job.stop.min_new_tokens or job.grammar is not None):
             finish, stop_token_id = FinishReason.STOP, token_id
         elif index + 1 >= job.max_outputs:
             finish = FinishReason.LENGTH

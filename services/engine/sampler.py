@@ -8,7 +8,7 @@ from services.common.request import TokenLogprob
 from services.engine.batch import Sample
 from services.engine.drawing import draw
 from services.engine.noise import noise_key
-from services.engine.sampling_rules import SequenceRules, rules_of
+from services.engine.sampling_rules import SequenceRules, mask_grammars, rules_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class Sampler:
         for row, (rule, position) in enumerate(rules):
             if rule.edits(position):
                 rule.edit(logits[row], position)
+        mask_grammars(logits, [rule for rule, _ in rules])
         ids = logits.argmax(-1)
         random = [row for row, (rule, _) in enumerate(rules) if rule.params.temperature > 0]
         if random:

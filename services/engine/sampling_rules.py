@@ -5,6 +5,7 @@ from torch import Tensor
 
 from services.common.request import SamplingParams
 from services.engine.jobs import Sequence
+from services.engine.matcher import Matcher, apply_masks
 from services.engine.noise import sequence_key
 
 
@@ -30,6 +31,7 @@ class SequenceRules:
             or self.params.presence_penalty != 0.0
             or self.params.frequency_penalty != 0.0
         )
+        self.matcher = None if job.grammar is None else Matcher(job.grammar.compiled, sequence.outputs)
         self.always_plain = self.is_plain(0)
         """Nothing begins to be asked for later: what masks stops only ends."""
         if self._penalised:
@@ -45,11 +47,13 @@ class SequenceRules:
         return self.params.temperature == 0 and self.params.num_logprobs is None and not self.edits(position)
 
     def edits(self, position: int) -> bool:
-        """Whether `edit` would change anything."""
-        return bool(self._penalised or len(self._bias_ids) or len(self._allowed) or self._masks_stops(position))
+        """Whether `edit`, or the mask of a grammar, would change anything."""
+        edits = self._penalised or len(self._bias_ids) or len(self._allowed) or self._masks_stops(position)
+        return bool(edits or self.matcher is not None)
 
     def edit(self, logits: Tensor, position: int) -> None:
-        """Apply penalties, bias and masks to logits [vocab_size], float32, in place."""
+        """Apply penalties, bias and masks to logits [vocab_size], float32, in place. Grammars mask all rows together
+        afterwards: `mask_grammars`."""
         if self._penalised:
             self._penalise(logits)
         if len(self._bias_ids):
@@ -65,9 +69,12 @@ class SequenceRules:
         """Count a token, [1] int64 on the device, that was drawn."""
         if self._penalised:
             self._counts.index_add_(0, token_id, torch.ones(1, device=token_id.device))
+        if self.matcher is not None:
+            self.matcher.drawn(token_id)
 
     def _masks_stops(self, position: int) -> bool:
-        return position < self._min_new_tokens and len(self._stop_ids) > 0
+        """Where there is a grammar, it alone says when the end may come."""
+        return self.matcher is None and position < self._min_new_tokens and len(self._stop_ids) > 0
 
     def _penalise(self, logits: Tensor) -> None:
         """Repetition over prompt and outputs (CTRL, arXiv 1909.05858), presence and frequency over outputs."""
@@ -85,6 +92,13 @@ def rules_of(sequence: Sequence, vocab_size: int, device: torch.device) -> Seque
     if not isinstance(rules, SequenceRules):
         rules = sequence.sampler_state = SequenceRules(sequence, vocab_size, device)
     return rules
+
+
+def mask_grammars(logits: Tensor, rules: list[SequenceRules]) -> None:
+    """Rule out in place, in row i of logits [n, vocab_size], what the grammar of `rules[i]` does not allow."""
+    matchers = {row: each.matcher for row, each in enumerate(rules) if each.matcher is not None}
+    if matchers:
+        apply_masks(logits, list(matchers), list(matchers.values()))
 
 
 def _ids(ids: tuple[int, ...], device: torch.device) -> Tensor:

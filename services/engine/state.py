@@ -6,9 +6,10 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from services.common.ipc import AttemptKey, Deferred, Ended, Event, Usage
+from services.common.ipc import AttemptKey, Deferred, Ended, Event, GrammarRefused, Usage
 from services.engine.arrays import Ints
 from services.engine.counters import EngineCounters
+from services.engine.grammars import Grammars
 from services.engine.jobs import Job, JobState, Sequence
 from services.engine.kv_cache import Holding, KvCache
 from services.engine.rows import Rows
@@ -24,9 +25,10 @@ class EngineState:
     job or one sequence that is not gone; each holding that exists belongs to one job or one such sequence.
     """
 
-    def __init__(self, rows: Rows, kv: KvCache) -> None:
+    def __init__(self, rows: Rows, kv: KvCache, grammars: Grammars) -> None:
         self.rows = rows
         self.kv = kv
+        self.grammars = grammars
         self.jobs: dict[int, Job] = {}
         self.prefilling: list[Job] = []
         """In the order of admission."""
@@ -66,6 +68,13 @@ class EngineState:
         """A job can never run here: Ended is all that is said of it."""
         log.error("cannot run %s: %s", key.request_id, why, extra={"request_id": key.request_id})
         self.events.append(Ended(job_id))
+
+    def refuse_grammars(self) -> None:
+        """End the jobs whose grammar cannot be had."""
+        for job, why in self.grammars.failed():
+            log.info("grammar refused: %s", why, extra={"request_id": job.key.request_id})
+            self.events.append(GrammarRefused(job.job_id, why))
+            self.end_job(job)
 
     def finish_prompt(self, job: Job) -> None:
         """The last chunk is launched: hand-over jobs wait for Release, others decode from the next step."""

@@ -12,7 +12,7 @@ def plan_chunks(prefilling: list[Job], budget: int, tail: int) -> list[tuple[Job
     """Share `budget` tokens among prompts in the order of admission; pure.
 
     The last chunk of a prompt to hand over is cut so that at most `tail` tokens are left for a chunk of their own: when
-    compute ends, little is left to push.
+    compute ends, little is left to push. Of a prompt whose grammar is not compiled yet the last token waits.
     """
     plan: list[tuple[Job, int]] = []
     for job in prefilling:
@@ -20,6 +20,10 @@ def plan_chunks(prefilling: list[Job], budget: int, tail: int) -> list[tuple[Job
         n = min(left, budget)
         if job.hand_over and n == left > tail:
             n = left - tail
+        if n == left and not job.may_sample:
+            n -= 1
+            if n == 0:
+                continue
         if n == 0:
             break
         plan.append((job, n))

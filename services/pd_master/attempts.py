@@ -13,7 +13,7 @@ Pure: messages and `now` in, effects out (`services.pd_master.effects`). The cal
 of the master process.
 """
 
-from services.common.errors import ContextLengthError, DeadlineError, SluiceError
+from services.common.errors import ContextLengthError, DeadlineError, InvalidRequestError, SluiceError
 from services.common.messages import (
     Abort,
     AttemptDelta,
@@ -197,6 +197,8 @@ class Attempts:
                 attempt.joined_choices = frozenset(choices)
                 self._cached(attempt, cached)
                 self._release_prefill(attempt)
+            case PlacementRefused(reason=RefusalReason.INVALID) | Refused(reason=RefusalReason.INVALID):
+                self._recovery.fail(attempt.branch.inflight, _invalid(attempt, event.message))
             case PlacementRefused():
                 self._placement_refused(attempt, event, now)
             case Refused():
@@ -344,6 +346,13 @@ class Attempts:
         effects = self._effects[:]
         self._effects.clear()
         return effects
+
+
+def _invalid(attempt: MasterAttempt, why: str) -> InvalidRequestError:
+    """No worker would do better: what a grammar's source says is wrong for all."""
+    grammar = attempt.branch.inflight.request.sampling.grammar
+    field = grammar.field if grammar is not None else ""
+    return InvalidRequestError(f"{field}: {why}" if field else why, param=field or None)
 
 
 def _was_inside(attempt: MasterAttempt, worker: WorkerRef) -> bool:

@@ -55,6 +55,11 @@ class ModelText:
         """Whether a token is a mark of the model's and no text."""
         return token_id in self._special_ids
 
+    def special_id(self, mark: str) -> int | None:
+        """The id of a special token; None for a mark that is written as text, or not known."""
+        token: int | None = self._tokenizer.token_to_id(mark)
+        return token if token in self._special_ids else None
+
     def template(self, *, with_tools: bool = False) -> ChatTemplate:
         """The template for a conversation. Raises InvalidRequestError when the model has none."""
         name = "tool_use" if with_tools and "tool_use" in self._templates else "default"

@@ -7,10 +7,11 @@ import msgspec
 from services.common.config import GatewayConfig
 from services.common.errors import InvalidRequestError
 from services.common.gateway_messages import CallOptions, ChatTurn, CountCall, GenerationCall
-from services.common.request import Request, SamplingParams, StopParams
+from services.common.request import GrammarSpec, Request, SamplingParams, StopParams
 from services.pd_master import checks
 from services.pd_master.backend import ServedModel
 from services.pd_master.gateway import Target, new_request_id
+from services.pd_master.grammars.source import checked_spec
 from services.pd_master.tokenizer import encode_bounded
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -41,6 +42,7 @@ def build_request(call: GenerationCall, target: Target, config: GatewayConfig, r
             call.sampling,
             seed=checks.seed_of(call.seed),
             temperature=checks.temperature_of(call.sampling.temperature),
+            grammar=_grammar(call),
         ),
         stop=msgspec.structs.replace(call.stop, max_new_tokens=max_new),
         text=call.text,
@@ -50,6 +52,16 @@ def build_request(call: GenerationCall, target: Target, config: GatewayConfig, r
         queue_budget_s=options.queue_budget_s or config.queue_budget_s,
         deadline_s=min(limit for limit in deadlines if limit is not None),
     )
+
+
+def _grammar(call: GenerationCall) -> GrammarSpec | None:
+    given = call.sampling.grammar
+    if given is None:
+        return None
+    _require(not call.sampling.allowed_token_ids, "sampling.allowed_token_ids", "cannot be combined with a grammar")
+    _require(not call.stop.min_new_tokens, "stop.min_new_tokens", "cannot be combined with a grammar")
+    _require(not call.stop.ignore_eos, "stop.ignore_eos", "cannot be combined with a grammar")
+    return checked_spec(given, "sampling.grammar.source")
 
 
 def count_tokens(call: CountCall, target: Target) -> int:

@@ -220,6 +220,8 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
                 self._output(one, event)
             case ipc.TransferFailed(kind=kind, message=text):
                 self._placements.transfer_failed(one, f"{kind}: {text}")
+            case ipc.GrammarRefused(message=text):
+                self._invalid(one, text)
             case ipc.Ended():
                 self._fail(one)
             case GivenUp(error=error):
@@ -301,6 +303,11 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
         self._gone(one)
         reason = RefusalReason.QUEUE_FULL if error.retryable else RefusalReason.TOO_LARGE
         self._masters.tell(one, Refused(one.key, reason, error.retry_after_s, error.message))
+
+    def _invalid(self, one: HandoffAttempt, why: str) -> None:
+        self._placements.withdraw(one)
+        self._gone(one)
+        self._masters.tell(one, Refused(one.key, RefusalReason.INVALID, message=why))
 
     def _fail(self, one: HandoffAttempt) -> None:
         self._placements.withdraw(one)

@@ -49,6 +49,7 @@ JobEvent: TypeAlias = (
     ipc.Admitted
     | ipc.Reserved
     | ipc.SequenceOutput
+    | ipc.GrammarRefused
     | ipc.Joined
     | ipc.Preempted
     | ipc.Revoked
@@ -151,10 +152,20 @@ class Jobs:
                 self._deferred(job_id)
             case ipc.Ended(job_id=job_id):
                 self._ended(job_id)
-            case ipc.Joined() | ipc.Preempted() | ipc.Revoked() | ipc.PushDone() | ipc.TransferFailed():
+            case (
+                ipc.GrammarRefused()
+                | ipc.Joined()
+                | ipc.Preempted()
+                | ipc.Revoked()
+                | ipc.PushDone()
+                | ipc.TransferFailed()
+            ):
                 self._about_job(event)
 
-    def _about_job(self, event: ipc.Joined | ipc.Preempted | ipc.Revoked | ipc.PushDone | ipc.TransferFailed) -> None:
+    def _about_job(
+        self,
+        event: ipc.GrammarRefused | ipc.Joined | ipc.Preempted | ipc.Revoked | ipc.PushDone | ipc.TransferFailed,
+    ) -> None:
         job = self._jobs.get(event.job_id)
         if job is None:
             return

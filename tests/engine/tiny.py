@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -14,6 +15,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from tests.unit.api.tiny_model import write_tiny_model
 
 VOCAB = 211
 EOS = 210
@@ -37,11 +40,11 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def make_model(family: str, folder: Path, *, seed: int = 0) -> Path:
+def make_model(family: str, folder: Path, *, seed: int = 0, **shape: int) -> Path:
     """Save a tiny model; weights are wide enough that greedy output varies and has no near ties."""
     config_class, model_class, extra = FAMILIES[family]
     torch.manual_seed(seed)
-    model = model_class(config_class(**{**_SHAPE, **extra}))
+    model = model_class(config_class(**{**_SHAPE, **extra, **shape}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -50,6 +53,13 @@ def make_model(family: str, folder: Path, *, seed: int = 0) -> Path:
                 parameter.normal_(std=0.3)
     model.save_pretrained(folder)
     return folder
+
+
+def make_worded_model(folder: Path) -> Path:
+    """A tiny llama with a byte-level tokenizer of a few words; its end is the last special token."""
+    write_tiny_model(folder)
+    vocab_size = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    return make_model("llama", folder, vocab_size=vocab_size, eos_token_id=vocab_size - 1)
 
 
 @lru_cache(maxsize=8)

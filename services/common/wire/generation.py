@@ -6,6 +6,8 @@ from services.common.request import (
     Delta,
     Finish,
     FinishReason,
+    GrammarKind,
+    GrammarSpec,
     Request,
     SamplingParams,
     StopParams,
@@ -21,6 +23,8 @@ _FINISH_TO_PROTO = {
     FinishReason.ABORT: types_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: types_pb2.FINISH_REASON_ERROR,
 }
+_GRAMMAR_TO_PROTO = {kind: types_pb2.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}") for kind in GrammarKind}
+_GRAMMAR_FROM_PROTO = {int(number): kind for kind, number in _GRAMMAR_TO_PROTO.items()}
 _FINISH_FROM_PROTO = {int(number): reason for reason, number in _FINISH_TO_PROTO.items()}
 
 
@@ -38,11 +42,13 @@ def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
         logit_bias=params.logit_bias,
         allowed_token_ids=params.allowed_token_ids,
         num_logprobs=params.num_logprobs,
+        grammar=None if params.grammar is None else _grammar_to_proto(params.grammar),
     )
 
 
 def sampling_from_proto(proto: types_pb2.SamplingParams) -> SamplingParams:
-    """Absent fields take their neutral values; an absent seed is 0 (the gateway draws one first)."""
+    """Absent fields take their neutral values; an absent seed is 0 (the gateway draws one first). WireError when a
+    grammar has no kind."""
     return SamplingParams(
         temperature=proto.temperature if proto.HasField("temperature") else 1.0,
         top_k=proto.top_k,
@@ -55,6 +61,7 @@ def sampling_from_proto(proto: types_pb2.SamplingParams) -> SamplingParams:
         logit_bias=dict(proto.logit_bias),
         allowed_token_ids=tuple(proto.allowed_token_ids),
         num_logprobs=proto.num_logprobs if proto.HasField("num_logprobs") else None,
+        grammar=_grammar_from_proto(proto.grammar) if proto.HasField("grammar") else None,
     )
 
 
@@ -175,6 +182,15 @@ def delta_from_proto(proto: types_pb2.TokenDelta) -> Delta:
         finish=_finish_from_proto(proto.finish) if proto.HasField("finish") else None,
         text_lengths=tuple(proto.text_lengths),
     )
+
+
+def _grammar_to_proto(grammar: GrammarSpec) -> types_pb2.Grammar:
+    return types_pb2.Grammar(kind=_GRAMMAR_TO_PROTO[grammar.kind], source=grammar.source, field=grammar.field)
+
+
+def _grammar_from_proto(proto: types_pb2.Grammar) -> GrammarSpec:
+    kind = enum_from_proto(_GRAMMAR_FROM_PROTO, proto.kind, "sampling.grammar.kind")
+    return GrammarSpec(kind, proto.source, proto.field)
 
 
 def _logprobs_from_proto(protos: Sequence[types_pb2.TokenLogprob]) -> list[TokenLogprob] | None:

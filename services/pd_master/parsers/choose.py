@@ -1,5 +1,6 @@
 """Which families a model writes in, read off its chat template: the marks it teaches are the marks it will use."""
 
+from enum import Enum
 from typing import NamedTuple
 
 from services.pd_master.parsers.deepseek import CALLS, deepseek
@@ -15,6 +16,16 @@ from services.pd_master.parsers.parser import Family
 from services.pd_master.parsers.qwen3_coder import FUNCTION, qwen3_coder
 from services.pd_master.parsers.think import END, think
 from services.pd_master.parsers.think import START as THINK
+
+
+class Thoughts(Enum):
+    """Whether an output begins with thoughts between marks."""
+
+    NONE = "none"
+    POSSIBLE = "possible"
+    """The model may open them."""
+    BEGUN = "begun"
+    """The prompt has opened them."""
 
 
 class ToolFamily(NamedTuple):
@@ -61,7 +72,19 @@ def is_harmony(template: str) -> bool:
 def reasoning_family(template: str, prompt: str) -> Family | None:
     """Thoughts between marks, when the template knows them. Where the prompt has opened them the output begins inside;
     where it has closed them (thinking switched off) there are none."""
-    if END not in template and THINK not in template:
-        return None
+    return None if not _thinks(template) else think(inside=thoughts_of(template, prompt) is Thoughts.BEGUN)
+
+
+def thoughts_of(template: str, prompt: str) -> Thoughts:
+    """What the prompt's end leaves open."""
+    if not _thinks(template):
+        return Thoughts.NONE
     opened, closed = prompt.rfind(THINK), prompt.rfind(END)
-    return think(inside=opened > closed and not prompt[opened + len(THINK) :].strip())
+    if opened > closed and not prompt[opened + len(THINK) :].strip():
+        return Thoughts.BEGUN
+    is_over = closed > opened and not prompt[closed + len(END) :].strip()
+    return Thoughts.NONE if is_over else Thoughts.POSSIBLE
+
+
+def _thinks(template: str) -> bool:
+    return END in template or THINK in template

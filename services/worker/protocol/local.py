@@ -137,10 +137,18 @@ class LocalAttempts(ProtocolCore[LocalAttempt]):
                 self._decoding.output(event)
             case ipc.Preempted():
                 self._decoding.preempted(event)
+            case ipc.GrammarRefused(job_id=job_id, message=text):
+                self._invalid(job_id, text)
             case ipc.Ended(job_id=job_id) | GivenUp(job_id=job_id):
                 lost = self._decoding.ended(job_id)
                 if lost is not None:
                     self._fail(lost)
+
+    def _invalid(self, job_id: int, why: str) -> None:
+        one = self._decoding.attempt(job_id)
+        if one is not None:
+            self._decoding.stop(one)
+            self._masters.tell(one, Refused(one.key, RefusalReason.INVALID, message=why))
 
     def _fail(self, one: LocalAttempt) -> None:
         self._decoding.stop(one)

@@ -50,7 +50,7 @@ BAD_CHAT = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"other": True}}, "stream_options.other"),
-    ({"guided_json": {}}, "guided_json"),
+    ({"guided_json": {"not": {}}}, "guided_json.not"),
     ({"chat_template": "{{ 7 * 7 }}"}, "chat_template"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ({"tool_choice": "required"}, "tool_choice"),

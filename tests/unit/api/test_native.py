@@ -126,7 +126,7 @@ async def test_stop_sequences_are_strings_or_ids(api: Api) -> None:
         ({"inputs": "a", "parameters": {"max_tokens": 4}}, "parameters.max_tokens"),
         ({"inputs": "a", "parameters": {"n": 2, "best_of": 3}}, "parameters.best_of"),
         ({"inputs": "a", "parameters": {"n": 9}}, "parameters.n"),
-        ({"inputs": "a", "parameters": {"guided_json": "{}"}}, "parameters.guided_json"),
+        ({"inputs": "a", "parameters": {"guided_json": "{"}}, "parameters.guided_json"),
         ({"inputs": "a", "parameters": {"input_penalty": True}}, "parameters.input_penalty"),
         ({"inputs": "a", "parameters": {"stop_sequences": ["x"] * 11}}, "parameters.stop_sequences"),
         ({"inputs": "a", "parameters": {"stop_sequences": [[99999999]]}}, "parameters.stop_sequences"),

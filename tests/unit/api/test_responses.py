@@ -108,7 +108,7 @@ async def test_failure_in_mid_stream_is_a_failed_response(api: Api) -> None:
         ({"extra_body": {"foo": 1}}, "foo"),
         ({"temperature": 3}, "temperature"),
         ({"tools": TOOLS}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "response_format"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"if": {}}}}}, "response_format.json_schema.schema.if"),
     ],
 )
 async def test_bad_input_names_the_field(api: Api, change: dict[str, Any], param: str) -> None:

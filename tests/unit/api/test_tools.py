@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.common.request import FinishReason
+from services.common.request import FinishReason, GrammarKind
 from tests.fakes.dispatcher import FakeModel
 from tests.unit.api.conftest import Api
 from tests.unit.api.tiny_model import CHATML, write_tiny_model
@@ -157,10 +157,19 @@ async def test_model_whose_template_knows_no_tools_refuses_them(api: Api) -> Non
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-async def test_forced_calls_are_refused_while_nothing_enforces_them(tools_api: Api, choice: Any) -> None:  # noqa: ANN401
+async def test_forced_calls_go_to_the_engine_as_a_grammar(tools_api: Api, choice: Any) -> None:  # noqa: ANN401
+    await tools_api.openai.chat.completions.create(model="tools", messages=ASK, tools=TOOLS, tool_choice=choice)
+    grammar = tools_api.dispatcher.requests[-1].sampling.grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.field) == (GrammarKind.STRUCTURAL_TAG, "tool_choice")
+    assert "weather" in grammar.source
+
+
+async def test_a_forced_call_names_a_tool_there_is(tools_api: Api) -> None:
+    choice: Any = {"type": "function", "function": {"name": "unknown"}}
     with pytest.raises(openai.BadRequestError) as raised:
         await tools_api.openai.chat.completions.create(model="tools", messages=ASK, tools=TOOLS, tool_choice=choice)
-    assert raised.value.param == "tool_choice"
+    assert raised.value.param == "tool_choice.function.name"
 
 
 async def test_bad_arguments_in_an_earlier_call_name_their_place(tools_api: Api) -> None:

@@ -18,7 +18,7 @@ from services.engine.backends.cuda.clock import download
 from services.engine.backends.cuda.staging import Staging
 from services.engine.batch import Sample
 from services.engine.noise import noise_keys
-from services.engine.sampling_rules import SequenceRules, rules_of
+from services.engine.sampling_rules import SequenceRules, mask_grammars, rules_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,7 @@ def launch_draws(draws: Draws, logits: Tensor, out: Tensor) -> Logprobs | None:
         edited = raw.clone()
         for row, (rules, position, _) in zip(edited, draws.edits, strict=True):
             rules.edit(row, position)
+        mask_grammars(edited, [rules for rules, _, _ in draws.edits])
     sample(edited, draws.edited, out)
     for rules, _, i in draws.edits:
         rules.drawn(out[i : i + 1].long())

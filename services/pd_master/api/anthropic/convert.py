@@ -1,7 +1,5 @@
 """Anthropic messages as a chat: blocks become content, calls and results, thoughts become reasoning."""
 
-from typing import Literal
-
 import msgspec
 
 from services.common.errors import InvalidRequestError
@@ -17,7 +15,19 @@ from services.pd_master.api.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from services.pd_master.api.openai.chat_schema import ChatBody, Function, FunctionCall, Message, Tool, ToolCall
+from services.pd_master.api.openai.chat_schema import (
+    ChatBody,
+    Function,
+    FunctionCall,
+    FunctionName,
+    Message,
+    NamedChoice,
+    NamedSchema,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 
 
 def chat_body(body: CountBody) -> ChatBody:
@@ -28,8 +38,6 @@ def chat_body(body: CountBody) -> ChatBody:
     messages = [Message("system", _joined(body.system))] if body.system else []
     for at, message in enumerate(body.messages):
         messages += _turn(message, f"messages[{at}]")
-    if body.output_config and body.output_config.format is not None:
-        raise InvalidRequestError("output_config.format: not supported by this server", param="output_config.format")
     chat = ChatBody(
         model=body.model,
         messages=messages,
@@ -38,6 +46,7 @@ def chat_body(body: CountBody) -> ChatBody:
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         chat_template_kwargs=_template_kwargs(body),
         reasoning_effort=body.output_config.effort if body.output_config else None,
+        response_format=_response_format(body),
     )
     if isinstance(body, MessagesBody):
         chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
@@ -88,13 +97,24 @@ def _tool(tool: InputTool) -> Tool:
     return Tool(Function(tool.name, tool.description, tool.input_schema))
 
 
-def _tool_choice(body: CountBody) -> Literal["auto", "none"] | None:
-    if body.tool_choice is None:
+def _tool_choice(body: CountBody) -> ToolChoice | None:
+    choice = body.tool_choice
+    if choice is None:
         return None
-    kind = body.tool_choice.type
-    if kind in ("auto", "none"):
-        return kind
-    raise InvalidRequestError("tool_choice: only auto and none are supported by this server", param="tool_choice")
+    match choice.type:
+        case "auto" | "none":
+            return choice.type
+        case "any":
+            return "required"
+        case "tool":
+            if choice.name is None:
+                raise InvalidRequestError("tool_choice.name: this field is required", param="tool_choice.name")
+            return NamedChoice(FunctionName(choice.name))
+
+
+def _response_format(body: CountBody) -> ResponseFormat | None:
+    form = body.output_config.format if body.output_config else None
+    return None if form is None else ResponseFormat(form.type, NamedSchema(schema=form.schema))
 
 
 def _template_kwargs(body: CountBody) -> dict[str, object] | None:

@@ -109,11 +109,18 @@ class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     display: str | None = None
 
 
+class OutputFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
 class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How much effort, and which form."""
 
     effort: str | None = None
-    format: Any = None
+    format: OutputFormat | None = None
 
 
 class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

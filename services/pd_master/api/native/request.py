@@ -1,21 +1,21 @@
 """A native body becomes a request. Fields at fault are named as `parameters.<name>`."""
 
+from collections.abc import Callable
+
 from services.common.config import GatewayConfig
 from services.common.errors import InvalidRequestError
-from services.common.request import Request, SamplingParams, StopParams, TextParams
+from services.common.request import GrammarSpec, Request, SamplingParams, StopParams, TextParams
 from services.pd_master import checks
 from services.pd_master.api.native.schema import GenerateBody, Parameters
 from services.pd_master.backend import ServedModel
 from services.pd_master.gateway import Target, new_request_id
+from services.pd_master.grammars.source import ebnf_grammar, regex_grammar, schema_grammar
 from services.pd_master.model_text import ModelText
 from services.pd_master.tokenizer import encode_bounded
 
 DEFAULT_MAX_NEW_TOKENS = 16384
 
 _UNSUPPORTED = (
-    "regular_constraint",
-    "guided_grammar",
-    "guided_json",
     "prompt_logprobs",
     "input_penalty",
     "print_eos_token",
@@ -92,7 +92,27 @@ def _sampling(parameters: Parameters, model: ServedModel) -> SamplingParams:
         logit_bias=parameters.logit_bias or {},
         allowed_token_ids=tuple(parameters.allowed_token_ids or ()),
         num_logprobs=0,  # every token on this wire shows its own
+        grammar=_grammar(parameters),
     )
+
+
+_GRAMMARS: dict[str, Callable[[object, str], GrammarSpec]] = {
+    "regular_constraint": regex_grammar,
+    "guided_grammar": ebnf_grammar,
+    "guided_json": schema_grammar,
+}
+
+
+def _grammar(parameters: Parameters) -> GrammarSpec | None:
+    given = [name for name in _GRAMMARS if getattr(parameters, name)]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise _at(given[1], f"{given[0]} is given too")
+    for name in ("min_new_tokens", "ignore_eos", "allowed_token_ids"):
+        if getattr(parameters, name):
+            raise _at(name, f"cannot be combined with {given[0]}")
+    return _GRAMMARS[given[0]](getattr(parameters, given[0]), f"parameters.{given[0]}")
 
 
 def _stop(parameters: Parameters, target: Target, max_new_tokens: int) -> StopParams:

@@ -32,9 +32,9 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
 
     stop_sequences: StopSequence | Annotated[list[StopSequence | StopIds], Meta(max_length=10)] | None = None
-    regular_constraint: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
+    regular_constraint: str | None = None
+    guided_grammar: str | None = None
+    guided_json: dict[str, Any] | str | None = None
     allowed_token_ids: list[TokenId] | None = None
     logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
 

@@ -4,9 +4,20 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from services.common.errors import InvalidRequestError
-from services.pd_master.api.openai.chat_schema import ChatBody
+from services.common.request import GrammarSpec
+from services.pd_master.api.openai.chat_schema import ChatBody, NamedChoice
+from services.pd_master.api.openai.structured import chat_grammar, forced_functions
 from services.pd_master.gateway import new_call_id
-from services.pd_master.parsers.choose import HARMONY, ToolFamily, is_harmony, reasoning_family, tool_family
+from services.pd_master.grammars.tool_calls import Forced
+from services.pd_master.parsers.choose import (
+    HARMONY,
+    Thoughts,
+    ToolFamily,
+    is_harmony,
+    reasoning_family,
+    thoughts_of,
+    tool_family,
+)
 from services.pd_master.parsers.parser import AnswerParser, Family, ToolSchemas
 from services.pd_master.parsers.pieces import Content, Piece, Reasoning, ToolArguments, ToolStart
 
@@ -21,6 +32,8 @@ class AnswerPlan(NamedTuple):
     """Special tokens have to be in the text for the parser to see them."""
     show_reasoning: bool
     one_call: bool
+    grammar: GrammarSpec | None = None
+    """What the output must match."""
 
     def parsers(self, num_choices: int) -> list["ChoiceReader"] | None:
         """A reader per choice; None when the output is plain text."""
@@ -75,17 +88,27 @@ class ChoiceReader:
         return True
 
 
-def plan_answer(body: ChatBody, template_source: str, prompt: str) -> AnswerPlan:
-    """Raises InvalidRequestError when tools are offered to a model whose template knows none."""
+def plan_answer(
+    body: ChatBody, template_source: str, prompt: str, special_id: Callable[[str], int | None]
+) -> AnswerPlan:
+    """Raises InvalidRequestError when tools are offered to a model whose template knows none, and when the output
+    cannot be held to what is asked for."""
     tools = _tools(body, template_source)
     reasoning = None if tools is HARMONY else reasoning_family(template_source, prompt)
+    only_one = isinstance(body.tool_choice, NamedChoice) or body.parallel_tool_calls is False
+    forced = Forced(forced_functions(body), only_one, template_source, special_id)
+    thoughts = Thoughts.NONE if tools is HARMONY else thoughts_of(template_source, prompt)
+    grammar = chat_grammar(body, thoughts, tools.name if tools else None, forced)
+    if grammar is not None and tools is HARMONY:
+        raise InvalidRequestError(f"{grammar.field}: not supported for this model's channels", param=grammar.field)
     return AnswerPlan(
         reasoning=reasoning if body.separate_reasoning is not False else None,
         tools=tools.parse if tools else None,
         schemas={tool.function.name: tool.function.parameters or {} for tool in body.tools or ()},
         marks_are_special=tools is not None and tools.marks_are_special,
         show_reasoning=body.include_reasoning is not False,
-        one_call=body.parallel_tool_calls is False,
+        one_call=only_one,
+        grammar=grammar,
     )
 
 

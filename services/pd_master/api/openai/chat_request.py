@@ -10,6 +10,7 @@ from services.pd_master.api.openai import sampling
 from services.pd_master.api.openai.answer_plan import AnswerPlan, plan_answer
 from services.pd_master.api.openai.chat_schema import ChatBody
 from services.pd_master.api.openai.messages import template_messages, template_tools
+from services.pd_master.api.openai.structured import forced_functions
 from services.pd_master.gateway import Gateway, Target, new_request_id
 from services.pd_master.tokenizer import encode_bounded
 
@@ -21,11 +22,7 @@ def check_chat(body: ChatBody) -> None:
         raise InvalidRequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options: only with stream", param="stream_options")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise InvalidRequestError("response_format: only text is supported by this server", param="response_format")
-    if body.tool_choice not in (None, "none", "auto"):
-        problem = "only none and auto are supported by this server" if body.tools else "needs tools"
-        raise InvalidRequestError(f"tool_choice: {problem}", param="tool_choice")
+    forced_functions(body)
     checks.check_template_kwargs(body.chat_template_kwargs or {}, "chat_template_kwargs")
 
 
@@ -39,6 +36,8 @@ async def chat_request(gateway: Gateway, body: ChatBody, target: Target, label: 
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling.sampling_params(body, target, num_logprobs)
     prompt_ids, plan = await gateway.tokenizers.run(chat_prompt, body, target)
+    if plan.grammar is not None:
+        params = msgspec.structs.replace(params, grammar=plan.grammar)
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     param = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     max_new = checks.fit_output(len(prompt_ids), wanted, target.model, param=param)
@@ -79,4 +78,4 @@ def chat_prompt(body: ChatBody, target: Target) -> tuple[list[int], AnswerPlan]:
         raise InvalidRequestError("messages: the chat template makes an empty prompt of them", param="messages")
     special = body.add_special_tokens or False  # templates write the special tokens themselves
     ids = encode_bounded(target.text, text, target.model.max_context_tokens, param="messages", special=special)
-    return ids, plan_answer(body, template.source, text)
+    return ids, plan_answer(body, template.source, text, target.text.special_id)

@@ -81,11 +81,20 @@ class NamedChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
+class NamedSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A JSON schema; `strict` or not, the answer is held to it."""
+
+    name: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
 class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The form of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: Any = None
+    json_schema: NamedSchema | None = None
 
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | NamedChoice

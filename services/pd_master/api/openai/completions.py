@@ -17,6 +17,7 @@ from services.pd_master.api.openai import sampling
 from services.pd_master.api.openai.completion_events import CompletionEvents
 from services.pd_master.api.openai.completion_schema import CompletionBody, Prompt, prompts_of
 from services.pd_master.api.openai.logprobs import CompletionLogprobs
+from services.pd_master.api.openai.structured import answer_grammar
 from services.pd_master.api.openai.usage import usage_of
 from services.pd_master.api.parse import BodyParser
 from services.pd_master.gateway import Gateway, Target, new_request_id, now
@@ -59,6 +60,7 @@ class CompletionsEndpoint:
         ranked = wanted > (body.n or 1)
         num_logprobs = 0 if ranked and body.logprobs is None else body.logprobs
         params = sampling.sampling_params(body, target, num_logprobs)
+        params = msgspec.structs.replace(params, grammar=answer_grammar(body))
         prompt_ids = await self._prompt_ids(body, prompt, target)
         max_tokens = body.max_tokens or min(DEFAULT_MAX_TOKENS, target.model.max_context_tokens - len(prompt_ids))
         max_new = checks.fit_output(len(prompt_ids), max_tokens, target.model, param="max_tokens")
@@ -136,6 +138,7 @@ class CompletionsEndpoint:
 def _check(body: CompletionBody) -> None:
     """What types alone do not say."""
     sampling.refuse_unsupported(body)
+    answer_grammar(body)
     if body.suffix:
         raise InvalidRequestError("suffix: insertion is not supported by the served models", param="suffix")
     if body.stream_options is not None and not body.stream:

@@ -26,6 +26,17 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What form the output has, vLLM's way; one of them."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+
+
 class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What both OpenAI generation endpoints accept. `None` and absent mean the same everywhere."""
 
@@ -56,6 +67,12 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     add_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
 
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
     # Sent by clients of the field without effect on the output here.
     user: str | None = None
     store: bool | None = None
@@ -66,10 +83,5 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     prompt_cache_retention: str | None = None
 
     # Known, and refused with their names until an engine applies them.
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
     prompt_logprobs: Any = None
     bad_words: Any = None

@@ -8,11 +8,6 @@ from services.pd_master.backend import ServedModel
 from services.pd_master.gateway import Target
 
 _UNSUPPORTED = (
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
     "prompt_logprobs",
     "bad_words",
 )

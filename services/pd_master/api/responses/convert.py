@@ -7,6 +7,7 @@ from services.pd_master.api.openai.chat_schema import (
     FunctionCall,
     Message,
     NamedChoice,
+    NamedSchema,
     ResponseFormat,
     Tool,
     ToolCall,
@@ -32,7 +33,7 @@ def chat_body(body: ResponsesBody) -> ChatBody:
         tools=[Tool(Function(one.name, one.description, one.parameters)) for one in body.tools] if body.tools else None,
         tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
-        response_format=ResponseFormat(form.type) if form else None,
+        response_format=ResponseFormat(form.type, NamedSchema(form.name, form.schema)) if form else None,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
     )
 

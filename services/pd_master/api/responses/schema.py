@@ -68,7 +68,7 @@ class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema: Any = None
+    schema: dict[str, Any] | bool | None = None
     strict: bool | None = None
     description: str | None = None
 

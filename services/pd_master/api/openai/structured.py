@@ -1,0 +1,105 @@
+"""The fields that say what form an output has, each as one grammar; two of them at once are a contradiction."""
+
+from collections.abc import Callable
+
+from services.common.errors import InvalidRequestError
+from services.common.request import GrammarSpec
+from services.pd_master.api.openai.chat_schema import ChatBody, NamedChoice, Tool
+from services.pd_master.api.openai.fields import GenerationFields, StructuredOutputs
+from services.pd_master.grammars import source
+from services.pd_master.grammars.json_schema import checked_schema
+from services.pd_master.grammars.thoughts import after_thoughts, grammar_after_thoughts
+from services.pd_master.grammars.tool_calls import Forced, Function, forced_calls
+from services.pd_master.parsers.choose import Thoughts
+
+_GUIDED: dict[str, Callable[[object, str], GrammarSpec]] = {
+    "guided_json": source.schema_grammar,
+    "guided_regex": source.regex_grammar,
+    "guided_choice": source.choice_grammar,
+    "guided_grammar": source.ebnf_grammar,
+}
+_STRUCTURED: dict[str, Callable[[object, str], GrammarSpec]] = {
+    "json": source.schema_grammar,
+    "regex": source.regex_grammar,
+    "choice": source.choice_grammar,
+    "grammar": source.ebnf_grammar,
+}
+_CLASHES = ("min_tokens", "ignore_eos", "allowed_token_ids")
+
+
+def answer_grammar(fields: GenerationFields) -> GrammarSpec | None:
+    """What the answer's text must match. Raises InvalidRequestError naming the field at fault."""
+    found = [make(getattr(fields, name), name) for name, make in _GUIDED.items() if getattr(fields, name) is not None]
+    if fields.structured_outputs is not None:
+        found.append(_structured(fields.structured_outputs))
+    if isinstance(fields, ChatBody) and (form := _response_format(fields)) is not None:
+        found.append(form)
+    if len(found) > 1:
+        raise InvalidRequestError(f"{found[1].field}: {found[0].field} is given too", param=found[1].field)
+    for name in _CLASHES if found else ():
+        if getattr(fields, name):
+            raise InvalidRequestError(f"{name}: cannot be combined with {found[0].field}", param=name)
+    return found[0] if found else None
+
+
+def chat_grammar(body: ChatBody, thoughts: Thoughts, family: str | None, forced: Forced) -> GrammarSpec | None:
+    """What a chat's output must match, thoughts and calls included. `family`: in which the model writes calls; `forced`
+    has no functions where none has to be called."""
+    answer = answer_grammar(body)
+    if not forced.functions:
+        return None if answer is None else grammar_after_thoughts(answer, thoughts)
+    if answer is not None:
+        raise InvalidRequestError(f"tool_choice: {answer.field} asks for text", param="tool_choice")
+    for name in _CLASHES:
+        if getattr(body, name):
+            raise InvalidRequestError(f"{name}: cannot be combined with tool_choice", param=name)
+    form = None if family is None else forced_calls(family, forced)
+    if form is None:
+        raise InvalidRequestError("tool_choice: calls of this model cannot be forced", param="tool_choice")
+    return source.tag_grammar(after_thoughts(form, thoughts), "tool_choice")
+
+
+def forced_functions(body: ChatBody) -> list[Function]:
+    """What `tool_choice` leaves to call; none where it forces no call. Raises InvalidRequestError."""
+    choice = body.tool_choice
+    if choice in (None, "none", "auto"):
+        return []
+    tools = body.tools or []
+    if not tools:
+        raise InvalidRequestError("tool_choice: needs tools", param="tool_choice")
+    if isinstance(choice, NamedChoice):
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+        if not tools:
+            problem = f"no tool is named {choice.function.name!r}"
+            raise InvalidRequestError(f"tool_choice.function.name: {problem}", param="tool_choice.function.name")
+    return [_function(tool, f"tools[{at}].function.parameters") for at, tool in enumerate(tools)]
+
+
+def _function(tool: Tool, field: str) -> Function:
+    return Function(tool.function.name, checked_schema(tool.function.parameters or source.ANY_OBJECT, field))
+
+
+def _response_format(body: ChatBody) -> GrammarSpec | None:
+    form = body.response_format
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return source.schema_grammar(source.ANY_OBJECT, "response_format")
+    named = form.json_schema
+    if named is None:
+        raise InvalidRequestError("response_format.json_schema: this field is required", param="response_format")
+    schema = source.ANY_OBJECT if named.schema is None else named.schema
+    return source.schema_grammar(schema, "response_format.json_schema.schema")
+
+
+def _structured(outputs: StructuredOutputs) -> GrammarSpec:
+    given = [name for name in (*_STRUCTURED, "json_object", "structural_tag") if getattr(outputs, name)]
+    if len(given) != 1:
+        problem = "one of json, regex, choice, grammar, json_object and structural_tag must be given"
+        raise InvalidRequestError(f"structured_outputs: {problem}", param="structured_outputs")
+    name, field = given[0], f"structured_outputs.{given[0]}"
+    if name == "json_object":
+        return source.schema_grammar(source.ANY_OBJECT, field)
+    if name == "structural_tag":
+        return source.tag_text_grammar(outputs.structural_tag, field)
+    return _STRUCTURED[name](getattr(outputs, name), field)

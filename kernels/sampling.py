@@ -20,8 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import expect_rows_contiguous, expect_shape, next_power_of_2
+from kernels.launch import INTERPRETED, expect_rows_contiguous, expect_shape, next_power_of_2
 
+_EXACT = tl.constexpr(INTERPRETED)
 TOP_K_RANGE = 64.0
 """Tokens less likely than the best by more than e^-64 are left out of the search for the k-th."""
 
@@ -56,6 +57,17 @@ def _mix(x):
 
 
 @triton.jit
+def _log(x):
+    """Return log(x) by the hardware's approximation, to about 1e-6: noise needs no more, and a full one costs twice."""
+    if _EXACT:
+        y = tl.log(x)
+    else:
+        y = tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+        y = y * 0.6931471805599453
+    return y
+
+
+@triton.jit
 def _gumbel(cols, low, high):
     """Return standard Gumbel noise of token ids `cols` under a key's halves, uint32.
 
@@ -64,7 +76,7 @@ def _gumbel(cols, low, high):
     bits = _mix(_mix(cols.to(tl.uint32) * 0x9E3779B1 ^ low) + high)
     u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
     series = u * (1.0 + u * (0.5 + u * (0.33333334 + u * (0.25 + u * 0.2))))
-    return -tl.log(tl.where(u < 0.015625, series, -tl.log(1.0 - u)))
+    return -_log(tl.where(u < 0.015625, series, -_log(1.0 - u)))
 
 
 @triton.jit

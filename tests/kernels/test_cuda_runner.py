@@ -87,7 +87,7 @@ SAMPLING = [
 def test_every_way_of_sampling_equals_the_cpu_backend(engine: Engines, folder_of: Callable[[str], Path]) -> None:
     folder = folder_of("llama")
     runs = []
-    for driver in (Driver(folder), engine(folder)):
+    for driver in (Driver(folder, backend="cpu"), engine(folder)):
         commands = [driver.admit(prompt_of(9 + i), 5, sampling=each) for i, each in enumerate(SAMPLING)]
         tokens = driver.outputs(*commands)
         logprobs = [[p for step in driver.logprobs[c.job_id, 0] for p in (step.logprob, *(v for _, v in step.top))]
@@ -104,7 +104,7 @@ def test_every_way_of_sampling_equals_the_cpu_backend(engine: Engines, folder_of
 def test_choices_of_one_prompt_and_minimum_lengths(engine: Engines, folder_of: Callable[[str], Path]) -> None:
     folder = folder_of("llama")
     runs = []
-    for driver in (Driver(folder), engine(folder)):
+    for driver in (Driver(folder, backend="cpu"), engine(folder)):
         several = driver.admit(prompt_of(12), 4, choices=(0, 1, 2), sampling=SamplingParams(temperature=1.0, seed=3))
         masked = driver.admit(prompt_of(5), 4, min_new_tokens=3, stop_token_ids=tuple(range(100)))
         driver.run(several, masked)
@@ -120,6 +120,7 @@ def test_bfloat16_runs_through_the_small_batch_products(engine: Engines, folder_
     driver.check()
 
 
+@torch.inference_mode()
 def test_pages_are_gathered_and_scattered(engine: Engines, folder_of: Callable[[str], Path]) -> None:
     driver = engine(folder_of("llama"), max_running_requests=1)
     runner = driver.engine._runner

@@ -55,9 +55,11 @@ class DecodeGraphs:
         began = time.monotonic()
         memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._graphs: dict[int, Callable[[], object]] = {}
+        self._steps: list[DecodeStep] = []  # a graph knows the addresses of their tensors only: they must live on
         for rung in reversed(self._rungs):  # the largest first: the others fit into its memory
             recipe = recipe_of(rung)
             step = DecodeStep(decoder, heads, rope, pool, self._buffers, rung, recipe)
+            self._steps.append(step)
             self._graphs[rung] = captured(self._launches(step, rung, recipe), device, memory)
             log.info("decode graph for %d rows, %d of %d, %.1f s", rung, len(self._graphs), len(self._rungs),
                      time.monotonic() - began)  # fmt: skip

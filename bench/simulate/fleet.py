@@ -42,8 +42,8 @@ class Setup:
     queue_budget_s: float = 60.0
     """A request that no decode worker has granted by then is turned away."""
     sheds: bool = True
-    """Decode workers turn away what they predict to miss that budget. Predictions of the rules that overestimate
-    lengths would turn away what could be served, so comparisons leave such rules without."""
+    """Decode workers turn away what they predict to miss that budget. Comparisons of admission rules leave it out: it
+    changes who is served, and a rule that overestimates lengths would turn away what it could serve."""
     decode: RouterConfig = field(default_factory=lambda: RouterConfig(800_000))
     prefill: RouterConfig = field(default_factory=lambda: RouterConfig(800_000))
 

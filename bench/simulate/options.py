@@ -14,8 +14,6 @@ from bench.simulate.selectors import SELECTORS
 from bench.simulate.trace import Arrival, read_trace
 from services.router.work import RouterConfig
 
-_OVERESTIMATES = {"limit", "moving average", "aggressive"}
-
 
 def parser(description: str) -> argparse.ArgumentParser:
     """Options that are common to all comparisons."""
@@ -33,6 +31,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     one.add_argument("--ttft", type=float, default=2.0, help="bound on the time to the first token, s")
     one.add_argument("--tpot", type=float, default=0.05, help="bound on the mean time between tokens, s")
     one.add_argument("--queue-budget", type=float, help="how long one may wait, s; --ttft where left out")
+    one.add_argument("--shed", action="store_true", help="turn away early what is predicted to miss its queue budget")
     one.add_argument("--names", nargs="+", help="only these rules, selectors, or ratios such as 3:1")
     one.add_argument("--json", type=Path, help="write all figures to this file as well")
     one.add_argument("--plot", type=Path, help="write curves to this PNG")
@@ -58,12 +57,13 @@ def setups(asked: argparse.Namespace) -> dict[str, Setup]:
         num_prefill=asked.prefill,
         num_decode=asked.decode,
         max_new_tokens=asked.max_new_tokens,
+        sheds=asked.shed,
         queue_budget_s=asked.queue_budget or asked.ttft,
         decode=RouterConfig(pool, max_running=asked.max_running),
         prefill=RouterConfig(costs.pool_slots),
     )
     if asked.compare == "rules":
-        return {name: replace(usual, rule=name, sheds=name not in _OVERESTIMATES) for name in asked.names or RULES}
+        return {name: replace(usual, rule=name) for name in asked.names or RULES}
     if asked.compare == "selectors":
         return {name: replace(usual, selector=name) for name in asked.names or SELECTORS}
     return {name: _of_ratio(usual, name) for name in asked.names or _ratios(asked.prefill + asked.decode)}

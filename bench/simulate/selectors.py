@@ -14,10 +14,12 @@ from bench.simulate.decode import DecodeWorker
 from bench.simulate.fleet import Fleet, Selector
 from bench.simulate.prefill import PrefillWorker
 from bench.simulate.story import Story
+from bench.simulate.trace import BLOCK_TOKENS
 from services.common.ipc import AttemptKey
 from services.common.messages import Limits, Load, Role, WorkerRef
 from services.common.request import Request, SamplingParams, StopParams
 from services.pd_master.pending_load import PendingLoad
+from services.pd_master.prefix_index import PrefixIndex
 from services.pd_master.selector import Snapshot, WorkerView, choose
 
 Worker = PrefillWorker | DecodeWorker
@@ -98,11 +100,15 @@ class Ours:
         self._refs = {name: WorkerRef(name, "1") for name in self._workers}
         self._reached = frozenset(self._refs[one.name] for one in fleet.decode)
         self._loads = {name: Load() for name in self._workers}
+        self._index = PrefixIndex()
+        self._changes: list[tuple[WorkerRef, list[int], list[int]]] = []
 
     def choose(self, story: Story) -> tuple[PrefillWorker, DecodeWorker]:
         """As a master would."""
         views = tuple(self._view(worker) for worker in self._workers.values())
-        pair = choose(_request(story), frozenset(), Snapshot(views, self._draws.random()))
+        matched = self._index.match(story.arrival.blocks)
+        cached = {ref: count * BLOCK_TOKENS for ref, count in matched.items()}
+        pair = choose(_request(story), frozenset(), Snapshot(views, self._draws.random(), cached))
         assert pair.decode is not None
         prefill, decode = self._workers[pair.prefill.worker_id], self._workers[pair.decode.worker.worker_id]
         assert isinstance(prefill, PrefillWorker)
@@ -112,7 +118,11 @@ class Ours:
         return prefill, decode
 
     def heartbeat(self) -> None:
-        """Loads as workers report them."""
+        """Loads as workers report them, and what their caches stored and evicted since."""
+        for ref, stored, evicted in self._changes:
+            self._index.stored(ref, stored)
+            self._index.evicted(ref, evicted)
+        self._changes.clear()
         for name, worker in self._workers.items():
             load = worker.router.load
             self._loads[name] = Load(
@@ -137,7 +147,8 @@ class Ours:
             self._pending.dropped(ref, _key(story))
 
     def cache_changed(self, worker: PrefillWorker, stored: list[int], evicted: list[int]) -> None:
-        """Nothing is learnt."""
+        """The next heartbeat tells."""
+        self._changes.append((self._refs[worker.name], stored, evicted))
 
     def _view(self, worker: Worker) -> WorkerView:
         is_prefill = isinstance(worker, PrefillWorker)

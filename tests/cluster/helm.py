@@ -14,7 +14,7 @@ from tools.check_chart import CHART, ROOT
 
 
 def helm(action: str, **options: Any) -> dict[str, Any]:
-    """Run install, upgrade, rollback, test or uninstall for the release `sluice`. AssertionError tells why not."""
+    """Run install, upgrade, rollback, test or uninstall; the release is `sluice` unless `name` says otherwise."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.cluster.helm"],
         input=json.dumps({"action": action, "options": options}),
@@ -28,9 +28,9 @@ def helm(action: str, **options: Any) -> dict[str, Any]:
 def _call(action: str, options: dict[str, Any], kubeconfig: Path) -> dict[str, Any]:
     import helm_python
 
-    namespace = options.pop("namespace")
+    namespace, name = options.pop("namespace"), options.pop("name", "sluice")
     with helm_python.Config(kubeconfig_path=kubeconfig, namespace=namespace) as config:
-        words = (CHART, "sluice") if action in {"install", "upgrade"} else ("sluice",)
+        words = (CHART, name) if action in {"install", "upgrade"} else (name,)
         return getattr(config, action)(*words, **options) or {}
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from tests.cluster.conftest import Release
+from tests.cluster.helm import helm
 from tests.cluster.kube import FOLDER, Kube
 from tests.cluster.load import OUTPUT_TOKENS, Prompt
 from tests.integration.client import Answer, stream
@@ -132,3 +134,12 @@ def test_gateway_found_the_workers_through_the_api(kube: Kube, installed: Releas
     samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("sluice_discovery"))
     assert samples["sluice_discovery_stale"] == "0.0"
     assert samples['sluice_discovery_pods{state="open"}'] == "2.0"
+
+
+def test_old_cluster_gets_the_betas_it_has(kube: Kube, installed: Release) -> None:
+    """policy/v1 came with Kubernetes 1.21 and autoscaling/v2 with 1.23; the node is older."""
+    scaled = {**installed.values, "pdMaster": {"autoscaling": {"enabled": True}}}
+    rendered = helm("install", name="other", namespace=kube.namespace, values=scaled, dry_run="server")["manifest"]
+    versions = {one["kind"]: one["apiVersion"] for one in yaml.safe_load_all(rendered) if one}
+    assert versions["PodDisruptionBudget"] == "policy/v1beta1"
+    assert versions["HorizontalPodAutoscaler"] == "autoscaling/v2beta2"

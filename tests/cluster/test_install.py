@@ -143,3 +143,17 @@ def test_old_cluster_gets_the_betas_it_has(kube: Kube, installed: Release) -> No
     versions = {one["kind"]: one["apiVersion"] for one in yaml.safe_load_all(rendered) if one}
     assert versions["PodDisruptionBudget"] == "policy/v1beta1"
     assert versions["HorizontalPodAutoscaler"] == "autoscaling/v2beta2"
+
+
+def test_images_hold_what_they_should_and_no_more(kube: Kube, installed: Release) -> None:
+    assert installed
+    find = (
+        "import importlib.util as u; print([name for name in ('torch', 'triton', 'ucxx', 'zmq') if u.find_spec(name)])"
+    )
+    gateway, worker = kube.ready_pods("pd-master")[0], kube.ready_pods("decode")[0]
+    assert kube.kubectl("exec", gateway, "--", "python", "-c", find).strip() == "[]"
+    assert "torch" in kube.kubectl("exec", worker, "--", "python", "-c", find)
+    for pod in (gateway, worker):
+        assert kube.kubectl("exec", pod, "--", "id", "-u").strip() == "10001"
+        assert kube.kubectl("exec", pod, "--", "sh", "-c", "touch /app/x 2>/dev/null || echo no").strip() == "no"
+        assert "NoNewPrivs:\t1" in kube.kubectl("exec", pod, "--", "cat", "/proc/1/status")

@@ -76,3 +76,6 @@ class WorkerCard(msgspec.Struct, frozen=True):
     running_requests: int
     queued_requests: int
     demand_ratio: float
+    admitted_peak_ratio: float = 0.0
+    held_slots: int = 0
+    num_slots: int = 0

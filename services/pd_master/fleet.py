@@ -45,6 +45,9 @@ class Fleet:
                 running_requests=view.load.running_requests,
                 queued_requests=view.load.queued_requests,
                 demand_ratio=view.load.demand_ratio,
+                admitted_peak_ratio=view.load.admitted_peak_ratio,
+                held_slots=view.load.held_slots,
+                num_slots=view.load.num_slots,
             )
             for view in self._registry.snapshot().workers
         ]

@@ -10,7 +10,7 @@ from services.common.errors import ModelNotFoundError, NoWorkerError, Overloaded
 from services.common.request import Request
 from services.pd_master.backend import Dispatcher, Models, ServedModel
 from services.pd_master.entropy import Entropy
-from services.pd_master.live_request import LiveRequest
+from services.pd_master.live_request import STAGES, LiveRequest
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.model_text import ModelText
 from services.pd_master.tokenizer import TokenizerService
@@ -94,6 +94,13 @@ class Gateway:
     async def end_all(self, error: SluiceError) -> None:
         """End every generation; its client gets the error."""
         await asyncio.gather(*(live.interrupt(error) for live in list(self._live.values())))
+
+    def stages(self) -> dict[str, int]:
+        """Generations in work by their stage, in the order that requests go through."""
+        counts = dict.fromkeys(STAGES, 0)
+        for live in self._live.values():
+            counts[live.stage] += 1
+        return counts
 
     def prefilling(self, request_id: str) -> None:
         """A worker began to compute this prompt."""

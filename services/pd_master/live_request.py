@@ -21,6 +21,9 @@ _FAILURES = (FinishReason.ERROR, FinishReason.ABORT)
 _CHAT_APIS = frozenset({"chat", "messages", "responses"})
 
 
+STAGES = ("queued", "prefilling", "transferring", "decoding")
+
+
 class LiveRequest:
     """Iterate it once for its deltas; then, or whenever the client is gone, `aclose` it."""
 
@@ -64,6 +67,15 @@ class LiveRequest:
     def cached_tokens(self) -> int:
         """The prefill worker's figure."""
         return (self._generation.cached_tokens or 0) if self._generation else 0
+
+    @property
+    def stage(self) -> str:
+        """One of STAGES, as the user sees it."""
+        if self._joined or self.num_output_tokens > self.request.num_choices:
+            return "decoding"
+        if self.num_output_tokens:
+            return "transferring"
+        return "prefilling" if self._prefilling else "queued"
 
     async def dispatch(self, dispatcher: Dispatcher) -> None:
         """Hand the request over. Raises what the dispatcher raises; the request has ended then."""

@@ -80,6 +80,10 @@ GETS = {
     "/readiness": Get("Whether it takes new requests"),
     "/metrics": Get("Prometheus exposition", "text/plain"),
     "/openapi.json": Get("This document"),
+    "/": Get("The console page", "text/html"),
+    "/console/console.css": Get("Its looks", "text/css"),
+    "/console/console.js": Get("Its script", "text/javascript"),
+    "/console/state": Get("Workers, load and requests by stage, as the console shows them"),
 }
 
 _ERRORS = {

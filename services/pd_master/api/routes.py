@@ -3,6 +3,7 @@
 from services.pd_master.api.anthropic.messages import MessagesEndpoint
 from services.pd_master.api.anthropic.wire import anthropic_error
 from services.pd_master.api.app import App, Route
+from services.pd_master.api.console import ConsoleState, console_file
 from services.pd_master.api.health import HealthEndpoint
 from services.pd_master.api.native.generate import NativeEndpoint
 from services.pd_master.api.native.info import InfoEndpoint
@@ -21,6 +22,10 @@ def build_app(gateway: Gateway, health: HealthEndpoint, keys: ApiKeys | None = N
     native = NativeEndpoint(gateway)
     info = InfoEndpoint(gateway)
     get = {
+        "/": Route(console_file("index.html"), is_open=True),
+        "/console/console.css": Route(console_file("console.css"), is_open=True),
+        "/console/console.js": Route(console_file("console.js"), is_open=True),
+        "/console/state": Route(ConsoleState(gateway)),
         "/health": Route(health.live, is_open=True),
         "/healthz": Route(health.live, is_open=True),
         "/liveness": Route(health.live, is_open=True),

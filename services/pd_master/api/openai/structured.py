@@ -93,7 +93,9 @@ def _response_format(body: ChatBody) -> GrammarSpec | None:
 
 
 def _structured(outputs: StructuredOutputs) -> GrammarSpec:
-    given = [name for name in (*_STRUCTURED, "json_object", "structural_tag") if getattr(outputs, name)]
+    given = [
+        name for name in (*_STRUCTURED, "json_object", "structural_tag") if getattr(outputs, name) not in (None, False)
+    ]
     if len(given) != 1:
         problem = "one of json, regex, choice, grammar, json_object and structural_tag must be given"
         raise InvalidRequestError(f"structured_outputs: {problem}", param="structured_outputs")

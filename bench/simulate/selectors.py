@@ -78,7 +78,7 @@ class PrefixTrie(LeastLoaded):
         counts = [worker.num_inside for worker in workers]
         uneven = max(counts) - min(counts) > 8 and max(counts) > 1.5 * min(counts)
         best = max(workers, key=lambda worker: self._match(worker, blocks))
-        if uneven or 2 * self._match(best, blocks) < len(blocks):
+        if uneven or 2 * self._match(best, blocks) <= len(blocks):
             best = _emptiest(workers)
         self._sent[best.name].update(blocks)
         return best, _emptiest(self._fleet.decode)

@@ -102,7 +102,7 @@ def choose(request: Request, excluded: frozenset[WorkerRef], snapshot: Snapshot)
     if not free:
         wait_s = min(view.wait_s for view in able)
         raise OverloadedError("the queues of all workers are full", retry_after_s=min(max(wait_s, 1.0), 60.0))
-    first = _near_best(free, _time_to_compute(request, free, snapshot), NEAR_WAIT_S, snapshot.draw)
+    first = _near_best(free, _time_to_compute(free, snapshot.cached_tokens), NEAR_WAIT_S, snapshot.draw)
     if first.role is Role.MIXED:
         return Pair(first.worker, None)
     partners = [view for view in decodes[first.worker] if _fits_decode(request, view.limits)]
@@ -156,16 +156,17 @@ def _fits_decode(request: Request, limits: Limits) -> bool:
     return len(request.prompt_ids) + most < limits.num_slots
 
 
-def _time_to_compute(request: Request, views: list[WorkerView], snapshot: Snapshot) -> Callable[[WorkerView], float]:
-    """Seconds until a worker would have computed the prompt.
+def _time_to_compute(views: list[WorkerView], cached_tokens: Mapping[WorkerRef, int]) -> Callable[[WorkerView], float]:
+    """Seconds until a worker would have computed the prompt, beyond those of the one whose cache holds most of it.
 
     All are taken to be as fast as the fastest was lately: an idle one reports little because it had little to do.
     """
     speed = max(LEAST_TOKENS_PER_S, *(view.load.tokens_per_s for view in views))
+    most = max(cached_tokens.get(view.worker, 0) for view in views)
 
     def cost(view: WorkerView) -> float:
-        missing = len(request.prompt_ids) - snapshot.cached_tokens.get(view.worker, 0)
-        return view.load.predicted_wait_s + (view.pending_tokens + MISSING_WEIGHT * max(missing, 0)) / speed
+        missing = most - cached_tokens.get(view.worker, 0)
+        return view.load.predicted_wait_s + (view.pending_tokens + MISSING_WEIGHT * missing) / speed
 
     return cost
 

@@ -117,3 +117,14 @@ def test_other_decode_worker_for_a_computed_prompt() -> None:
     assert choose_decode(REQUEST, ref("p0"), frozenset({ref("d0")}), snapshot).worker == ref("d1")
     with pytest.raises(NoWorkerError):
         choose_decode(REQUEST, ref("p0"), frozenset({ref("d0"), ref("d1")}), snapshot)
+
+
+def test_cached_prefix_outweighs_a_short_wait_and_not_a_long_one() -> None:
+    def pick_with(wait_s: float, cached: int) -> str:
+        busy = view("p0", Role.PREFILL, load=Load(predicted_wait_s=wait_s, tokens_per_s=20_000))
+        snapshot = Snapshot((busy, P1, D0), 0.0, {ref("p0"): cached})
+        return choose(REQUEST, NOBODY, snapshot).prefill.worker_id
+
+    assert pick_with(wait_s=1.0, cached=10_000) == "p0"
+    assert pick_with(wait_s=3.0, cached=10_000) == "p1"
+    assert pick_with(wait_s=1.0, cached=0) == "p1"

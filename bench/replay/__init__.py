@@ -1,0 +1,1 @@
+"""A trace, played against a server that speaks the OpenAI API."""

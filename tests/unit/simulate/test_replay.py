@@ -1,0 +1,58 @@
+"""The replay against a server on loopback that answers as the OpenAI API does."""
+
+import asyncio
+import json
+
+from bench.replay.__main__ import replay
+from bench.replay.client import Asked, prompt_ids
+from bench.simulate.figures import Slo
+from bench.simulate.trace import Arrival
+
+EVENTS = [
+    {"choices": [{"text": "a"}]},
+    {"choices": [{"text": "b"}]},
+    {"choices": [], "usage": {"completion_tokens": 2}},
+]
+
+
+class Server:
+    """Refuses prompts of one token, streams two tokens to all others."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, object]] = []
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+        asked = json.loads(await reader.readexactly(length))
+        self.bodies.append(asked)
+        if len(asked["prompt"]) == 1:
+            writer.write(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+            for event in EVENTS:
+                writer.write(f"data: {json.dumps(event)}\n\n".encode())
+            writer.write(b"data: [DONE]\n\n")
+        await writer.drain()
+        writer.close()
+
+
+async def test_replay_counts_what_was_served_and_what_was_refused() -> None:
+    server = Server()
+    listening = await asyncio.start_server(server.answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    arrivals = [Arrival(0.0, 5, 2), Arrival(0.01, 1, 2), Arrival(0.02, 6, 2)]
+    async with listening:
+        figures = await replay(arrivals, Asked(url, "m", 1000, None), Slo(5.0, 5.0), timeout_s=5.0)
+    assert (figures.num_requests, figures.refused_share) == (3, 1 / 3)
+    assert figures.good_share == 2 / 3
+    assert figures.ttft_s[0] < 5.0
+    assert all(body["ignore_eos"] and body["max_tokens"] == 2 for body in server.bodies)
+
+
+def test_equal_blocks_get_equal_ids() -> None:
+    first, second = Arrival(0.0, 1000, 1, (7, 8)), Arrival(0.0, 700, 1, (7, 9))
+    one, other = prompt_ids(first, 0, 32_000), prompt_ids(second, 1, 32_000)
+    assert (len(one), len(other)) == (1000, 700)
+    assert one[:512] == other[:512]
+    assert one[512:700] != other[512:700]

@@ -2,8 +2,8 @@
 
 The list is made on the device, once a step, because the lengths live there. One request's context is cut into splits
 of equal size; the split size follows from all lengths, so that about `target_items` items come out whatever the skew:
-`max(min_split_blocks, ceil(sum of blocks / target_items))` blocks. Hence at most `rows + target_items` items, the
-bound that the grid is launched with.
+`max(min_split_blocks, ceil(sum of blocks / target_items))` blocks, up to half more where that saves a split. Hence at
+most `rows + target_items` items, the bound that the grid is launched with.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def _decode_plan(context_lens_ptr, items_ptr, num_splits_ptr, num_items_ptr, num
     # The newest token is not in the pool yet; whoever holds the last split adds it from registers.
     blocks = (tl.maximum(lens - 1, 0) + BLOCK_TOKENS - 1) // BLOCK_TOKENS
     split = tl.maximum((tl.sum(blocks) + target_items - 1) // target_items, min_split_blocks)
-    splits = tl.where(lens > 0, tl.maximum((blocks + split - 1) // split, 1), 0)
+    # To the nearest: a context a little over a split's size is one item, not two that have to be merged.
+    splits = tl.where(lens > 0, tl.maximum((blocks + split // 2) // split, 1), 0)
     even = (blocks + splits - 1) // tl.maximum(splits, 1)  # the same number of splits, but of equal size
     splits = tl.where(blocks > 0, (blocks + even - 1) // tl.maximum(even, 1), splits)
     first = tl.cumsum(splits, 0) - splits

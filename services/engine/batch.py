@@ -36,7 +36,7 @@ class Chunk:
         return self.start + self.length
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sample:
     """One token to sample: from which logits row, for which sequence, at which output position."""
 

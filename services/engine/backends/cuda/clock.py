@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_Pool = Any  # torch's own handle of a graph memory pool, or None
+
 
 class Mark:
     """A point on the compute stream; the backend's `Copy`."""
@@ -48,7 +50,7 @@ def download(values: Tensor) -> Tensor:
     return values.to("cpu", non_blocking=True) if values.is_cuda else values.clone()
 
 
-def captured(launches: Callable[[], object], device: torch.device, pool: Any) -> Callable[[], object]:
+def captured(launches: Callable[[], object], device: torch.device, pool: _Pool) -> Callable[[], object]:
     """Run `launches` once, which compiles them, and return what repeats them: a CUDA graph, of memory pool `pool`."""
     launches()
     if device.type != "cuda":

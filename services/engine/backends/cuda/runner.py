@@ -22,9 +22,9 @@ from kernels.layout import Heads as KernelHeads
 from kernels.layout import Rope
 from kernels.prefill_attention import PrefillTuning
 from services.engine.arrays import Ints
-from services.engine.backends.cuda.chunks import stage_chunks
 from services.engine.backends.cuda.clock import Mark, download, upload
 from services.engine.backends.cuda.decode_graphs import DecodeGraphs
+from services.engine.backends.cuda.prefill_graphs import PrefillGraphs
 from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep, PromptAttention
 from services.engine.backends.cuda.recipe import recipe_for
 from services.engine.backends.cuda.result import DeviceResult, Waiting
@@ -73,9 +73,9 @@ class CudaRunner:
         """See Runner."""
         n, staging = batch.num_decode_rows, self._staging
         rows, _ = self._stage_rows(batch.decode_rows, batch.context_lens)
+        chunks = self._prefill.stage(batch) if batch.chunks else None
         writes = self._table.stage(batch.table_writes, staging)
         decode_draws = self._stage_draws(batch, 0, n, greedy_done=True)
-        chunks = stage_chunks(batch, self._table.table, staging, self._tuning.block_queries) if batch.chunks else None
         first_draws = self._stage_draws(batch, n, len(batch.samples), greedy_done=False)
         first_rows = self._stage_first_rows(batch)
         staging.send()
@@ -110,7 +110,7 @@ class CudaRunner:
         self._vocab = decoder.head.shape[0]
         hopper = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device)[0] == 9
         half = self.pool.dtype in {torch.bfloat16, torch.float16}
-        self._tuning = PrefillTuning() if half else PrefillTuning(block_queries=64, block_keys=32, stages=2, warps=4)
+        tuning = PrefillTuning() if half else PrefillTuning(block_queries=64, block_keys=32, stages=2, warps=4)
         attention = PromptAttention.CUDNN if half and self.device.type == "cuda" else PromptAttention.TRITON
         recipe_of = partial(recipe_for, num_kv_heads=self._heads.num_kv_heads, dtype=self.pool.dtype, hopper=hopper)
         log.info(
@@ -119,10 +119,16 @@ class CudaRunner:
             "cuDNN for whole prompts of equal length, Triton for others" if attention is PromptAttention.CUDNN
             else "Triton",
         )  # fmt: skip
-        self._prefill = PrefillStep(decoder, self._heads, self._rope, self.pool, attention, self._tuning)
-        rows, lens = self._stage_rows(np.empty(0, np.int32), np.empty(0, np.int32))
+        prefill = PrefillStep(decoder, self._heads, self._rope, self.pool, attention, tuning)
+        self._prefill = PrefillGraphs(prefill, self._table, self._staging, tuning.block_queries)
+        self._prefill.capture(self._stage_no_rows, self.device)
+        rows, lens = self._stage_no_rows()
         self._staging.send()
         self._graphs = DecodeGraphs(decoder, self._heads, self._rope, self.pool, self._table, rows, lens, recipe_of)
+
+    def _stage_no_rows(self) -> tuple[Tensor, Tensor]:
+        nothing = np.empty(0, np.int32)
+        return self._stage_rows(nothing, nothing)
 
     def _stage_rows(self, decode_rows: Ints, context_lens: Ints) -> tuple[Tensor, Tensor]:
         """Pack what the graphs read, first of all, so that it always lies at the same addresses."""
@@ -158,7 +164,7 @@ class CudaRunner:
     def _compute_chunks(
         self, chunks: PrefillBatch, draws: Draws | None, rows: Tensor | None
     ) -> tuple[Tensor, Logprobs | None]:
-        logits = self._prefill(chunks)
+        logits = self._prefill.launch(chunks)
         ids = torch.empty(0 if rows is None else len(rows), dtype=torch.int32, device=self.device)
         if draws is None or rows is None:
             return ids, None

@@ -65,7 +65,7 @@ def stage_draws(
     edited: list[tuple[SequenceRules, int, int, int]] = []
     for i, one in enumerate(samples):
         rules = rules_of(one.sequence, vocab, device)
-        if rules.always_plain and greedy_done:
+        if greedy_done and rules.always_plain:
             continue
         if rules.edits(one.position) or rules.params.num_logprobs is not None:
             edited.append((rules, one.position, one.logits_row - first, i))

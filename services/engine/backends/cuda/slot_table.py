@@ -30,6 +30,7 @@ class DeviceTable:
         self.table = torch.full((num_rows + 1, width), padding_slot, dtype=torch.int32, device=device)
         self.next_ids = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
         self.padding_row = num_rows
+        self.padding_slot = padding_slot
         self._given: list[tuple[int, int]] = []
 
     def give_ids(self, rows: list[int], ids: list[int]) -> None:

@@ -17,7 +17,7 @@ Schema = dict[str, Any]
 OF_THE_CHART = frozenset(
     {"role", "host", "grpc_port", "http_port", "advertise_address", "transfer_port", "workers", "discovery",
      "worker_selector", "namespace", "api_keys_file", "model", "served_model_name", "dtype", "load_format",
-     "max_context_tokens"}
+     "max_context_tokens", "tls_cert_file", "tls_key_file", "grpc_client_ca_file"}
 )  # fmt: skip
 """Options that the chart sets by itself or from other keys than the option's own."""
 

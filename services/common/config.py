@@ -112,9 +112,6 @@ class TransferOptions(Options):
     ucx_net_devices: str | None = option(
         None, "UCX_NET_DEVICES for the engine, such as mlx5_0:1", group="KV transfer", metavar="LIST"
     )
-    ucx_progress: Literal["thread", "blocking", "polling"] = option(
-        "thread", "how UCX makes progress", group="KV transfer"
-    )
     require_lane: Literal["any", "rdma", "cuda_ipc", "sm", "tcp"] = option(
         "any", "refuse a pair of workers whose KV would go over another lane", group="KV transfer"
     )
@@ -194,6 +191,19 @@ class GatewayConfig(LogOptions):
     api_keys_file: str | None = option(
         None, "file of `NAME KEY` lines; requests must carry one of the keys", group="limits", metavar="PATH"
     )
+    tls_cert_file: str | None = option(
+        None,
+        "certificate chain (PEM) that HTTP and gRPC are served with; none serves plain text",
+        group="network",
+        metavar="PATH",
+    )
+    tls_key_file: str | None = option(None, "its private key (PEM)", group="network", metavar="PATH")
+    grpc_client_ca_file: str | None = option(
+        None,
+        "authorities (PEM) that gRPC clients' certificates must come from; none asks for no certificate",
+        group="network",
+        metavar="PATH",
+    )
     max_attempts: int = option(32, "pairs of workers tried for one request", group="limits", minimum=1)
     queue_budget_s: float = option(60.0, "longest wait until a prefill starts", group="limits", minimum=0.1)
     deadline_s: float = option(600.0, "longest time for a whole request", group="limits", minimum=0.1)
@@ -219,6 +229,11 @@ class GatewayConfig(LogOptions):
         super().check()
         for worker in self.workers:
             split_address(worker, "--workers")
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            missing = "--tls-key-file" if self.tls_key_file is None else "--tls-cert-file"
+            raise ConfigError(f"{missing} must be given too: a certificate and its key go together")
+        if self.grpc_client_ca_file is not None and self.tls_cert_file is None:
+            raise ConfigError("--tls-cert-file must be given with --grpc-client-ca-file")
         if self.discovery == "kubernetes" and self.workers:
             raise ConfigError("--workers: not allowed together with --discovery kubernetes, which finds them")
         if self.discovery == "kubernetes" and not self.worker_selector:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 
+import grpc
 import grpc.aio
 
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -51,10 +52,16 @@ def server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.
     return grpc.aio.server(interceptors=list(interceptors), options=[*_LIMITS, *_KEEPALIVE, *_SERVER_ONLY])
 
 
-def bind(target: grpc.aio.Server, address: str) -> int:
-    """Listen on host:port and return the port that was taken (port 0 takes a free one). OSError when it is in use."""
+def bind(target: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+    """Listen on host:port and return the port that was taken (port 0 takes a free one). OSError when it is in use.
+
+    Without credentials it speaks plain text.
+    """
     try:
-        port = target.add_insecure_port(address)
+        if credentials is None:
+            port = target.add_insecure_port(address)
+        else:
+            port = target.add_secure_port(address, credentials)
     except RuntimeError as error:  # grpc raises it for an address in use
         raise OSError(f"cannot listen on {address}: {error}") from error
     if port == 0:

@@ -19,6 +19,7 @@ from services.pd_master.grpc_gateway import GrpcServer
 from services.pd_master.http_server import HttpServer
 from services.pd_master.keys import ApiKeys
 from services.pd_master.metrics import GatewayMetrics
+from services.pd_master.tls import read_tls
 from services.pd_master.tokenizer import TokenizerService
 
 log = logging.getLogger(__name__)
@@ -31,20 +32,22 @@ class Front:
     """Made once by `main` on the event loop."""
 
     def __init__(self, config: GatewayConfig, models: Models, dispatcher: Dispatcher, metrics: GatewayMetrics) -> None:
-        """Takes both ports. Raises OSError when one is in use, ConfigError when the keys cannot be read."""
+        """Takes both ports. Raises OSError when one is in use, ConfigError when keys or certificates cannot be read."""
         self._config = config
         self._tokenizers = TokenizerService()
         keys = ApiKeys.load(Path(config.api_keys_file)) if config.api_keys_file else None
-        self._gateway = Gateway(config, models, dispatcher, self._tokenizers, metrics)
+        self._gateway = Gateway(config, models, dispatcher, self._tokenizers, metrics, keys.limits if keys else None)
         self._health = HealthEndpoint(metrics)
+        tls = read_tls(config)
         self._http = HttpServer(
             build_app(self._gateway, self._health, keys),
             config.host,
             config.http_port,
             drain_s=config.drain_s + _LAST_WRITES_S,
             stall_s=config.client_stall_s,
+            tls=tls,
         )
-        self._grpc = GrpcServer(self._gateway, config.host, config.grpc_port, keys)
+        self._grpc = GrpcServer(self._gateway, config.host, config.grpc_port, keys, tls)
 
     @property
     def stages(self) -> StageListener:

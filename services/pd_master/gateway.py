@@ -8,8 +8,10 @@ import time
 from services.common.config import GatewayConfig
 from services.common.errors import ModelNotFoundError, NoWorkerError, OverloadedError, SluiceError
 from services.common.request import Request
+from services.pd_master.allowance import Allowances, Limits
 from services.pd_master.backend import Dispatcher, Models, ServedModel
 from services.pd_master.entropy import Entropy
+from services.pd_master.keys import current_key
 from services.pd_master.live_request import STAGES, LiveRequest
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.model_text import ModelText
@@ -39,7 +41,9 @@ class Gateway:
         dispatcher: Dispatcher,
         tokenizers: TokenizerService,
         metrics: GatewayMetrics,
+        limits: dict[str, Limits] | None = None,
     ) -> None:
+        """`limits`: of API keys, by their names."""
         self.config = config
         self.models = models
         self.tokenizers = tokenizers
@@ -47,6 +51,7 @@ class Gateway:
         self.tracer = Tracer(config.otlp_endpoint)
         self.started_at = time.time()
         self._dispatcher = dispatcher
+        self._allowances = Allowances(limits or {}, now())
         self._live: dict[str, LiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -71,10 +76,11 @@ class Gateway:
     async def start(self, request: Request, *, api: str, arrived: float) -> LiveRequest:
         """Dispatch a request. `arrived`: `now()` when its handling began.
 
-        Raises OverloadedError at the limit of requests in work, and what the dispatcher raises.
+        Raises OverloadedError at the limit of requests in work or of the caller's key, and what the dispatcher raises.
         """
         if self.num_active >= self.config.max_queue:
             raise OverloadedError(f"{self.num_active} requests are in work, which is the limit", retry_after_s=1.0)
+        self._allowances.admit(current_key.get(), len(request.prompt_ids), now())
         live = LiveRequest(request, self.metrics, api=api, arrived=arrived, on_end=self._ended, tracer=self.tracer)
         self._live[request.request_id] = live
         self._idle.clear()
@@ -116,6 +122,7 @@ class Gateway:
 
     def _ended(self, live: LiveRequest) -> None:
         self._live.pop(live.request.request_id, None)
+        self._allowances.used(live.key, live.num_output_tokens)
         self.metrics.active.dec()
         if not self._live:
             self._idle.set()

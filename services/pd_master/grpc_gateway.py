@@ -17,6 +17,7 @@ from services.pd_master.keys import ApiKeys
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.rpc_errors import Context, ErrorInterceptor
 from services.pd_master.rpc_request import build_request, count_tokens
+from services.pd_master.tls import Tls
 from sluice.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE = "sluice.v1.GatewayService"
@@ -85,7 +86,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 class GrpcServer:
     """The gRPC server of a pd_master."""
 
-    def __init__(self, gateway: Gateway, host: str, port: int, keys: ApiKeys | None = None) -> None:
+    def __init__(
+        self, gateway: Gateway, host: str, port: int, keys: ApiKeys | None = None, tls: Tls | None = None
+    ) -> None:
         """Binds at once; port 0 takes a free one. `keys`: None where everybody may come. Raises OSError."""
         self._server = rpc.server([ErrorInterceptor(gateway.metrics, keys)])
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(gateway), self._server)
@@ -93,7 +96,8 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        self.port = rpc.bind(self._server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.port = rpc.bind(self._server, address, tls.grpc if tls else None)
 
     async def start(self) -> None:
         """Accept calls and report SERVING."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import uvicorn
 
+from services.pd_master.tls import Tls
+
 log = logging.getLogger(__name__)
 
 
@@ -24,7 +26,16 @@ class _QuietServer(uvicorn.Server):
 class HttpServer:
     """Serves one ASGI application on one listening socket until it is stopped."""
 
-    def __init__(self, app: Any, host: str, port: int, *, drain_s: float, stall_s: float) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        app: Any,  # noqa: ANN401
+        host: str,
+        port: int,
+        *,
+        drain_s: float,
+        stall_s: float,
+        tls: Tls | None = None,
+    ) -> None:
         """Binds at once, so that a taken port is an error of the start. Port 0 takes a free one. Raises OSError.
 
         `stall_s`: how long a client may read nothing of what waits for it before its connection is closed.
@@ -44,6 +55,8 @@ class HttpServer:
             date_header=True,
             backlog=4096,
             timeout_keep_alive=75,
+            ssl_certfile=tls.cert_file if tls else None,
+            ssl_keyfile=tls.key_file if tls else None,
             timeout_graceful_shutdown=max(1, round(drain_s)),
         )
         self._server = _QuietServer(config)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from services.common.errors import SluiceError
 from services.common.options import ConfigError
+from services.pd_master.allowance import Limits
 
 current_key: ContextVar[str] = ContextVar("current_key", default="")
 """Name of the key that the request in work came with; empty where no keys are needed."""
 
 MIN_KEY_LENGTH = 16
+_LIMITS = ("requests_per_minute", "tokens_per_minute")
 
 
 class UnauthenticatedError(SluiceError):
@@ -27,31 +29,34 @@ class UnauthenticatedError(SluiceError):
 class ApiKeys:
     """The keys of one file, read once at the start."""
 
-    def __init__(self, keys: dict[str, str]) -> None:
-        """`keys`: name -> key."""
+    def __init__(self, keys: dict[str, str], limits: dict[str, Limits] | None = None) -> None:
+        """`keys`: name -> key; `limits`: of those names that have some."""
         self._names = {_digest(key): name for name, key in keys.items()}
+        self.limits = limits or {}
 
     @classmethod
     def load(cls, path: Path) -> "ApiKeys":
-        """Lines of `NAME KEY`; empty ones and those that begin with `#` are skipped. Raises ConfigError."""
+        """Lines of `NAME KEY [requests_per_minute=N] [tokens_per_minute=N]`; empty ones and those that begin with `#`
+        are skipped. Raises ConfigError."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-keys-file: {error}") from error
         keys: dict[str, str] = {}
+        limits: dict[str, Limits] = {}
         for number, line in enumerate(lines, 1):
             words = line.split()
             if not words or words[0].startswith("#"):
                 continue
-            if len(words) != 2 or len(words[1]) < MIN_KEY_LENGTH or words[0] in keys:
-                problem = (
-                    f"line {number} must be `NAME KEY`: a name of its own, a key of {MIN_KEY_LENGTH} characters or more"
-                )
-                raise ConfigError(f"--api-keys-file: {path} {problem}")
+            where = f"--api-keys-file: {path} line {number}"
+            if len(words) < 2 or len(words[1]) < MIN_KEY_LENGTH or words[0] in keys:
+                problem = f"must be `NAME KEY`: a name of its own, a key of {MIN_KEY_LENGTH} characters or more"
+                raise ConfigError(f"{where} {problem}")
             keys[words[0]] = words[1]
+            limits[words[0]] = _limits(words[2:], where)
         if not keys:
             raise ConfigError(f"--api-keys-file: {path} holds no key")
-        return cls(keys)
+        return cls(keys, limits)
 
     def admit(self, authorization: str, api_key: str) -> None:
         """Take the values of the two headers that clients send a key in. Raises UnauthenticatedError."""
@@ -62,6 +67,17 @@ class ApiKeys:
             problem = "this API key is not known" if key else "an API key is needed: Authorization: Bearer KEY"
             raise UnauthenticatedError(problem)
         current_key.set(name)
+
+
+def _limits(words: list[str], where: str) -> Limits:
+    found: dict[str, int] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in _LIMITS or name in found or not value.isdigit() or int(value) < 1:
+            allowed = " or ".join(f"{limit}=N" for limit in _LIMITS)
+            raise ConfigError(f"{where}: {word!r} is not allowed; a limit is {allowed}, once")
+        found[name] = int(value)
+    return Limits(**found)
 
 
 def _digest(key: str) -> bytes:

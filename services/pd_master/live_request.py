@@ -52,7 +52,8 @@ class LiveRequest:
         self._first_token = 0.0
         self._first_token_s = 0.0
         self._finishes: list[str] = []
-        self._key = current_key.get()
+        self.key = current_key.get()
+        """Name of the caller's API key."""
         self._tracer = tracer
         self._parent = current_parent.get()
         self._joined = 0.0
@@ -199,7 +200,7 @@ class LiveRequest:
             self._api,
             outcome,
             request.model,
-            self._key or "-",
+            self.key or "-",
             self.num_prompt_tokens,
             self.num_output_tokens,
             self.cached_tokens,

@@ -21,6 +21,7 @@ from sluice.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.fakes.dispatcher import FakeDispatcher, FakeModel, FakeModels
 
 KEY = "sk-0123456789abcdef"
+LIMITED_KEY = KEY + "2"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "a secret"}]}
 
 
@@ -61,7 +62,7 @@ def test_file_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def front(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Front]:
-    keys = str(write(tmp_path, f"alice {KEY}\n"))
+    keys = str(write(tmp_path, f"alice {KEY}\nbob {LIMITED_KEY} requests_per_minute=2 tokens_per_minute=9999\n"))
     config = GatewayConfig(host="127.0.0.1", http_port=0, grpc_port=0, drain_s=1, api_keys_file=keys)
     dispatcher = FakeDispatcher(ModelText(tiny_model).vocabulary)
     front = Front(config, FakeModels(FakeModel("tiny", tiny_model)), dispatcher, GatewayMetrics())
@@ -87,6 +88,22 @@ async def test_http_needs_a_key_but_for_probes(front: Front, caplog: pytest.LogC
     assert "key=alice" in line
     assert "finish=stop" in line
     assert "secret" not in line
+
+
+async def test_limits_of_a_key_answer_429_with_the_time_to_come_back(front: Front) -> None:
+    headers = {"Authorization": f"Bearer {LIMITED_KEY}"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{front.http_port}", headers=headers) as client:
+        answers = [await client.post("/v1/chat/completions", json=CHAT) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[-1].json()["error"]["code"] == "rate_limit_exceeded"
+        assert 0 < int(answers[-1].headers["retry-after"]) <= 30
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize("limit", ["requests_per_minute", "requests=3", "tokens_per_minute=0", "tokens_per_minute=x"])
+def test_a_limit_that_makes_no_sense_is_named(tmp_path: Path, limit: str) -> None:
+    with pytest.raises(ConfigError, match="line 1.*requests_per_minute=N"):
+        ApiKeys.load(write(tmp_path, f"alice {KEY} {limit}\n"))
 
 
 async def test_grpc_needs_a_key(front: Front) -> None:

@@ -15,3 +15,8 @@ The life of a payload:
 SENT is what makes a late reader harmless: a sender past its deadline closes its endpoint and never says SENT, so bytes
 that a slow receiver pulled out of a page already reused are thrown away, whatever UCX says of its receive.
 """
+
+import os
+
+# UCXX sets a variable that UCX itself does not know on machines without CUDA, and UCX warns of it at every start.
+os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")

@@ -52,9 +52,9 @@ def download(values: Tensor) -> Tensor:
 
 def captured(launches: Callable[[], object], device: torch.device, pool: _Pool) -> Callable[[], object]:
     """Run `launches` once, which compiles them, and return what repeats them: a CUDA graph, of memory pool `pool`."""
-    launches()
     if device.type != "cuda":
         return launches
+    launches()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):

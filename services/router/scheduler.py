@@ -184,7 +184,7 @@ def refusal(
     if num_waiting >= config.max_waiting:
         return OverloadedError(f"{num_waiting} requests wait already", retry_after_s=retry_after_s(predicted_wait_s))
     budget_s = work.queue_deadline_s - now_s
-    if predicted_wait_s > budget_s:
+    if config.shed_confidence * predicted_wait_s > budget_s:
         return OverloadedError(
             f"predicted wait of {predicted_wait_s:.1f} s exceeds the queue budget of {max(budget_s, 0):.1f} s",
             retry_after_s=retry_after_s(predicted_wait_s - max(budget_s, 0)),

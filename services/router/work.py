@@ -112,7 +112,9 @@ class RouterConfig:
     priority_step_s: float = 30.0
     """One level of priority is worth this much age, so that no level starves."""
     shed_confidence: float = 0.5
-    """Waiting work is given up when this share of its predicted wait would miss its deadline."""
+    """Work is refused, or given up while it waits, when this share of its predicted wait would miss its deadline.
+    Predictions are too long where large prompts wait, since smaller ones pass them: in simulated long-prompt chat near
+    its knee 93% were served in time with no early refusal, 90% with half the prediction, 84% with all of it."""
     join_steps: int = 8
     """Steps assumed between being let in and decoding, until some were seen."""
     refresh_steps: int = 16

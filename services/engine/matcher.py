@@ -66,22 +66,26 @@ class _Drawn:
         return int(self._host)
 
 
-def apply_masks(logits: Tensor, rows: list[int], matchers: list[Matcher]) -> None:
-    """Rule out in place, in `rows` of logits [n, vocab_size], what the grammars do not allow.
+def apply_masks(logits: Tensor, matchers: dict[int, Matcher]) -> None:
+    """Rule out in place, in rows of logits [n, vocab_size], what the grammar of each row with one does not allow.
 
-    One bitmask of 1 bit a token is copied to the device; unpacking it there is a handful of element-wise operations.
+    One bit a token is copied to the device, behind the one wait for the tokens drawn last.
     """
-    vocab_size = logits.shape[1]
-    bitmask = torch.full((len(rows), (vocab_size + 31) // 32), -1, dtype=torch.int32, pin_memory=logits.is_cuda)
-    for at, matcher in enumerate(matchers):
-        matcher.fill(bitmask, at)
-    words = bitmask.to(logits.device, non_blocking=True)
-    bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device)
-    forbidden = (bits & 1).eq(0).flatten(1)[:, :vocab_size]
-    if len(rows) == len(logits):
-        logits.masked_fill_(forbidden, -torch.inf)
-    else:
-        logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)
+    bitmask = torch.full((len(logits), (logits.shape[1] + 31) // 32), -1, dtype=torch.int32, pin_memory=logits.is_cuda)
+    for row, matcher in matchers.items():
+        matcher.fill(bitmask, row)
+    if logits.is_cuda:
+        apply_bits(logits, bitmask.to(logits.device, non_blocking=True))
+        return
+    from xgrammar import apply_token_bitmask_inplace  # where there is a matcher it has been imported
+
+    apply_token_bitmask_inplace(logits, bitmask, indices=list(matchers))
+
+
+def apply_bits(logits: Tensor, words: Tensor) -> None:
+    """Rule out tokens whose bit is 0: bit i of word w, int32, is token 32 w + i. Nothing waits for the device."""
+    bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)
+    logits.masked_fill_((bits & 1).eq(0).flatten(1)[:, : logits.shape[1]], -torch.inf)
 
 
 def _allow_only(words: Tensor, token_ids: list[int]) -> None:

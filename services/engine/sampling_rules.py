@@ -98,7 +98,7 @@ def mask_grammars(logits: Tensor, rules: list[SequenceRules]) -> None:
     """Rule out in place, in row i of logits [n, vocab_size], what the grammar of `rules[i]` does not allow."""
     matchers = {row: each.matcher for row, each in enumerate(rules) if each.matcher is not None}
     if matchers:
-        apply_masks(logits, list(matchers), list(matchers.values()))
+        apply_masks(logits, matchers)
 
 
 def _ids(ids: tuple[int, ...], device: torch.device) -> Tensor:

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
+import torch
+import xgrammar
 
 from services.common import ipc
 from services.common.request import FinishReason, GrammarKind, GrammarSpec, SamplingParams
 from services.common.text import Vocabulary
+from services.engine.matcher import apply_bits
 from services.pd_master.grammars.source import schema_grammar
 from tests.engine.driver import Driver
 from tests.engine.schemas import random_schema
@@ -105,6 +108,31 @@ def test_greedy_rows_are_masked_too(bench: Bench) -> None:
     admit = bench.driver.admit(PROMPT, 20, sampling=sampling, stop_token_ids=(bench.eos,))
     bench.rest(admit)
     assert bench.text(admit.job_id) in {"left", "right"}
+
+
+def test_rows_without_a_grammar_beside_are_not_touched(bench: Bench) -> None:
+    free = [SamplingParams(seed=5), SamplingParams(temperature=0.0), SamplingParams(temperature=0.0, num_logprobs=2)]
+    alone = [bench.driver.admit(PROMPT, 12, sampling=sampling) for sampling in free]
+    bench.rest(*alone)
+    grammar = spec(GrammarKind.REGEX, "[xyz]{12}")
+    beside = [bench.driver.admit(PROMPT, 12, sampling=sampling) for sampling in free]
+    bound = [bench.admit(grammar, seed) for seed in range(2)]
+    bench.rest(beside[0], bound[0], *beside[1:], bound[1])
+    tokens = bench.driver.tokens
+    assert [tokens[one.job_id, 0] for one in beside] == [tokens[one.job_id, 0] for one in alone]
+    assert all(re.fullmatch("[xyz]{12}", bench.text(one.job_id)) for one in bound)
+
+
+@pytest.mark.parametrize("vocab_size", [64, 211])
+def test_masks_are_the_same_on_every_device(vocab_size: int) -> None:
+    torch.manual_seed(0)
+    words = torch.randint(-(2**31), 2**31 - 1, (3, (vocab_size + 31) // 32), dtype=torch.int64).to(torch.int32)
+    logits = torch.randn(3, vocab_size)
+    theirs, ours = logits.clone(), logits.clone()
+    xgrammar.apply_token_bitmask_inplace(theirs, words)
+    apply_bits(ours, words)
+    assert torch.equal(theirs, ours)
+    assert theirs.isinf().any()
 
 
 def test_a_structural_tag_may_name_special_tokens(bench: Bench) -> None:

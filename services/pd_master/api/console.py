@@ -13,7 +13,7 @@ _TYPES = {
     "console.css": b"text/css; charset=utf-8",
     "console.js": b"text/javascript; charset=utf-8",
 }
-_POLICY = b"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
+_POLICY = b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 """Nothing from elsewhere, and nothing inside: model output can never run."""
 
 

@@ -1,7 +1,12 @@
 """The console page comes whole from this server, and its state says what the fleet does."""
 
 import asyncio
+import json
 import re
+import shutil
+from pathlib import Path
+
+import pytest
 
 from tests.fakes.dispatcher import Script
 from tests.unit.api.conftest import Api
@@ -39,3 +44,25 @@ async def test_state_shows_workers_models_and_stages(api: Api) -> None:
     generation.go_on.set()
     assert (await task).status_code == 200
     assert sum((await api.http.get("/console/state")).json()["stages"].values()) == 0
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node runs the page's script")
+async def test_the_script_shows_the_fleet_and_streams_a_chat(api: Api) -> None:
+    here = Path(__file__)
+    script = here.parents[3] / "services" / "pd_master" / "console" / "console.js"
+    base = str(api.http.base_url).rstrip("/")
+    page = await asyncio.create_subprocess_exec(
+        "node", str(here.with_name("console_page.mjs")), base, str(script), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await asyncio.wait_for(page.communicate(), 30)
+    seen = json.loads(out)
+    assert seen["status"].startswith("1 pair takes requests")
+    assert not seen["bad"]
+    assert seen["stages"] == "0queued0prefilling0transferring0decoding"
+    assert "p-0" in seen["workers"]
+    assert "demand 50%" in seen["workers"]
+    assert seen["heldWidth"] == "0.0%"
+    question, answer = seen["turns"]
+    assert question == "Hello"
+    assert answer == api.text.decode(list(api.dispatcher.script.output[0]))
+    assert seen["wasStoppable"]

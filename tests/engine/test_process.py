@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from services.common import ipc
 from tests.engine.driver import GREEDY
 from tests.engine.process import EngineProcess
 from tests.engine.tiny import MAX_CONTEXT, VOCAB, prompt_of, reference_greedy
+
+WITHOUT_CARD = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 
 
 def admit(job_id: int, prompt: tuple[int, ...], num_tokens: int) -> ipc.Admit:
@@ -42,7 +45,7 @@ def test_it_serves_over_the_socket_and_ends_with_shutdown(llama: Path, tmp_path:
     [
         ({"model": "/no/such/model"}, "/no/such/model"),
         ({"num_kv_tokens": 10**12}, "lower num_kv_tokens"),
-        ({"backend": "cuda"}, "backend"),
+        pytest.param({"backend": "cuda"}, "backend", marks=WITHOUT_CARD),
     ],
 )
 def test_a_bad_start_exits_with_the_reason(

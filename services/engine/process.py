@@ -43,6 +43,8 @@ def run(config: EngineConfig, lifeline: int | None) -> None:
     transfer = open_transfer(config, model)
     try:
         engine = Engine(config, model, transfer)
+        if model.runner.backend.name == "cuda":  # small machines save the memory until somebody wants a grammar
+            engine.state.grammars.warm()
         wake_fds = [] if transfer is None else [transfer.wake_fd]
         with Channel(config.endpoint, wake_fds, lifeline) as channel:
             serve(engine, channel)

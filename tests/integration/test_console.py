@@ -1,0 +1,48 @@
+"""The console in a real browser against a real fleet: it loads at once, shows the workers and streams a chat."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.browser import CHROMIUM, Browser
+from tests.integration.cluster import Cluster
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+SCREENSHOTS = os.environ.get("CONSOLE_SCREENSHOTS")
+"""Folder for pictures of the page; none makes none."""
+LOAD = """const model = document.getElementById("model").value;
+const body = JSON.stringify({ model, prompt: "Once upon a time", max_tokens: 150, ignore_eos: true });
+for (let i = 0; i < 6; i += 1) fetch("/v1/completions", { method: "POST", body }); 0"""
+"""Others' requests, so that there is something to see."""
+WATCH = """window.seen = new Set(); const log = document.getElementById("log");
+new MutationObserver(() => seen.add(log.lastChild.textContent)).observe(log, { childList: true, subtree: true }); 0"""
+"""Every text that the answer has had: a stream has many."""
+
+
+@pytest.fixture(scope="module")
+def cluster(model_dir: Path, log_dir: Path) -> Iterator[Cluster]:
+    logs = log_dir / "console"
+    logs.mkdir()
+    with Cluster(model_dir, logs, prefill=1, decode=2, worker_options=["--kv-pool-tokens", "16384"]) as running:
+        yield running
+
+
+def test_a_message_is_answered_in_pieces_beside_live_workers(cluster: Cluster, tmp_path: Path) -> None:
+    with Browser(tmp_path) as browser:
+        browser.open(cluster.url + "/")
+        browser.wait("document.querySelectorAll('.worker').length === 3")
+        assert browser.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd") < 1000
+        browser.wait("document.getElementById('model').value")
+        browser.evaluate(LOAD)
+        browser.evaluate(WATCH)
+        browser.evaluate("document.getElementById('message').focus()")
+        browser.type("Tell me a long story about a lighthouse.")
+        browser.wait("seen.size > 3 || document.querySelector('.turn .error')")
+        assert browser.evaluate("seen.size") > 3, browser.evaluate("document.getElementById('log').textContent")
+        browser.wait("[...document.querySelectorAll('#stages strong')].some((one) => Number(one.textContent) > 0)")
+        browser.wait("[...document.querySelectorAll('.bar .held')].some((bar) => parseFloat(bar.style.width) > 0)")
+        for scheme in ("light", "dark") if SCREENSHOTS else ():
+            browser.screenshot(Path(SCREENSHOTS or "") / f"console-{scheme}.png", scheme)
+        browser.wait("!document.querySelector('.turn .error')")

@@ -19,7 +19,7 @@ from kernels.argmax import ArgmaxScratch, argmax
 from kernels.layout import Rope
 from services.engine.backends.cuda.decode_step import DecodeBuffers, DecodeStep
 from services.engine.backends.cuda.recipe import DecodeRecipe, recipe_for
-from services.engine.models.layers import Decoder
+from services.engine.models.layers import Decoder, GatedMlp
 
 BARS_MS = {(1, 1024): 4.2, (16, 1024): 4.9, (64, 1024): 6.8, (64, 8000): 20.5, (256, 1024): 16.0}
 READ_TB_S = 4.45
@@ -30,6 +30,7 @@ def floor_ms(rows: int, context: int, decoder: Decoder) -> float:
     weights = sum(
         x.numel() * 2
         for b in decoder.blocks
+        if isinstance(b.mlp, GatedMlp)
         for x in (b.attention.qkv.weight, b.attention.out.weight, b.mlp.gate_up.weight, b.mlp.down.weight)
     )
     weights += decoder.head.numel() * 2

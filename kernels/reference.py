@@ -92,3 +92,15 @@ def allowed_tokens(
     keep &= weights >= min_p
     kept = torch.where(keep, weights, 0.0)
     return kept / kept.sum()
+
+
+def routed_experts(
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """Return what `experts.routed_experts` does, in float32, one pair after another."""
+    out = torch.zeros(x.shape, device=x.device)
+    for token in range(x.shape[0]):
+        for expert, weight in zip(chosen[token].tolist(), weights[token].float(), strict=True):
+            inner = swiglu((gate_up[expert].float() @ x[token].float())[None])[0]
+            out[token] += weight * (down[expert].float() @ inner)
+    return out

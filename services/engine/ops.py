@@ -32,6 +32,14 @@ class Ops(Protocol):
         """`silu(gate) * up` where [gate, up] = linear(x); weight [2 * intermediate, in]."""
         ...
 
+    def experts(self, x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        """`sum_j weights[:, j] * gated MLP of expert chosen[:, j]`; x [num_tokens, hidden].
+
+        chosen: [num_tokens, k] int64; weights: [num_tokens, k]; gate_up: [E, 2 * intermediate, hidden], gate rows
+        first; down: [E, hidden, intermediate].
+        """
+        ...
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm of x [num_tokens, hidden] in float32 (arXiv 1910.07467)."""
         ...

@@ -14,6 +14,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from tests.unit.api.tiny_model import write_tiny_model
@@ -31,12 +33,17 @@ _LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+_EXPERTS = {
+    "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
+    "mlp_only_layers": [1], "tie_word_embeddings": False,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": False}),
     "llama-biased": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "llama3-rope": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": True}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": False}),
+    "qwen3-moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, _EXPERTS),
 }  # fmt: skip
 
 

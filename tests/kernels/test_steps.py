@@ -67,6 +67,7 @@ def plain(model: Model, ids: torch.Tensor) -> torch.Tensor:
         rotated = reference.rope_kv_write(qkv, kv, positions, positions, model.rope, HEADS)
         q, _, _ = reference.split_qkv(rotated, HEADS)
         x = x + reference.attention(q, kv, slots, [n], [n], HEADS) @ block.attention.out.weight.T
+        assert isinstance(block.mlp, GatedMlp)
         gated = reference.swiglu(reference.rms_norm(x, block.mlp_norm, eps) @ block.mlp.gate_up.weight.T)
         x = x + gated @ block.mlp.down.weight.T
     return reference.rms_norm(x, decoder.norm, eps) @ decoder.head.T

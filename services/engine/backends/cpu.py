@@ -14,7 +14,8 @@ from services.engine.backends import cpu_linear
 from services.engine.backends.cpu_attention import AttentionPlan, run_or_index
 from services.engine.backends.interface import Heads, QkNorm
 from services.engine.batch import Batch
-from services.engine.models.layers import Decoder, Linear
+from services.engine.models.experts import RoutedMlp
+from services.engine.models.layers import Decoder, GatedMlp, Linear
 from services.engine.transfer import layout
 
 
@@ -48,11 +49,16 @@ class CpuBackend:
         def packed(part: Linear) -> Linear:
             return Linear(cpu_linear.pack(part.weight), part.bias)
 
+        def packed_mlp(mlp: GatedMlp | RoutedMlp) -> GatedMlp | RoutedMlp:
+            if isinstance(mlp, RoutedMlp):
+                return mlp  # a step takes few of its weights, and few rows through each
+            return GatedMlp(packed(mlp.gate_up), packed(mlp.down))
+
         blocks = [
             replace(
                 block,
                 attention=replace(block.attention, qkv=packed(block.attention.qkv), out=packed(block.attention.out)),
-                mlp=replace(block.mlp, gate_up=packed(block.mlp.gate_up), down=packed(block.mlp.down)),
+                mlp=packed_mlp(block.mlp),
             )
             for block in decoder.blocks
         ]
@@ -106,6 +112,16 @@ class CpuBackend:
         """See Ops."""
         gate, up = cpu_linear.linear(x, weight, bias).chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
+
+    def experts(self, x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        """See Ops. One expert after another, each over the tokens that chose it."""
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            tokens, places = (chosen == expert).nonzero(as_tuple=True)
+            gate, up = functional.linear(x[tokens], gate_up[expert]).chunk(2, dim=-1)
+            hidden = functional.silu(gate).mul_(up)
+            out.index_add_(0, tokens, functional.linear(hidden, down[expert]) * weights[tokens, places, None])
+        return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Ops."""

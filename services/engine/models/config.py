@@ -18,6 +18,25 @@ class RopeConfig(msgspec.Struct, frozen=True):
     parameters: dict[str, Any]
 
 
+class ExpertsConfig(msgspec.Struct, frozen=True):
+    """Routed experts of a mixture model."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts that a token takes."""
+    intermediate_size: int
+    """Of one expert."""
+    normalised: bool
+    """The chosen experts' probabilities are made to sum to 1."""
+    every: int
+    """Layers `every - 1`, `2 * every - 1`, ... have experts, but for `plain_layers`."""
+    plain_layers: tuple[int, ...]
+
+    def routes(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return layer not in self.plain_layers and (layer + 1) % self.every == 0
+
+
 class ModelConfig(msgspec.Struct, frozen=True):
     """What every family needs to build its decoder. Counts are of the whole model, before any tensor parallel split."""
 
@@ -38,9 +57,11 @@ class ModelConfig(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     dtype: str
     """The checkpoint's own."""
+    experts: ExpertsConfig | None = None
+    """None: every layer has one plain MLP."""
 
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 _ROPE_KINDS = ("default", "linear", "llama3")
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -81,7 +102,7 @@ def parse_model_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
         num_layers=_positive(raw, "num_hidden_layers", source),
         num_heads=num_heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-        head_dim=int(raw.get("head_dim") or (128 if family == "qwen3" else hidden_size // num_heads)),
+        head_dim=int(raw.get("head_dim") or (128 if family in {"qwen3", "qwen3_moe"} else hidden_size // num_heads)),
         vocab_size=_positive(raw, "vocab_size", source),
         max_context_tokens=_positive(raw, "max_position_embeddings", source),
         norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
@@ -91,6 +112,22 @@ def parse_model_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
         mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
         eos_token_ids=_eos(raw.get("eos_token_id")),
         dtype=_dtype(raw, source),
+        experts=_experts(raw, source) if family == "qwen3_moe" else None,
+    )
+
+
+def _experts(raw: Mapping[str, Any], source: str) -> ExpertsConfig:
+    num_experts = _positive(raw, "num_local_experts" if "num_local_experts" in raw else "num_experts", source)
+    num_chosen = _positive(raw, "num_experts_per_tok", source)
+    if num_chosen > num_experts:
+        raise ConfigError(f"{source}: num_experts_per_tok is {num_chosen}; there are {num_experts} experts")
+    return ExpertsConfig(
+        num_experts=num_experts,
+        num_chosen=num_chosen,
+        intermediate_size=_positive(raw, "moe_intermediate_size", source),
+        normalised=bool(raw.get("norm_topk_prob", False)),
+        every=int(raw.get("decoder_sparse_step") or 1),
+        plain_layers=tuple(raw.get("mlp_only_layers") or ()),
     )
 
 

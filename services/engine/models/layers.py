@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from services.engine.models.experts import RoutedMlp
 from services.engine.ops import Ops, QkNorm
 
 
@@ -51,7 +52,7 @@ class Block:
     attention_norm: Tensor
     attention: Attention
     mlp_norm: Tensor
-    mlp: GatedMlp
+    mlp: GatedMlp | RoutedMlp
 
 
 @dataclass(frozen=True, slots=True)

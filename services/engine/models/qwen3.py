@@ -15,14 +15,20 @@ def build(config: ModelConfig, weights: Weights) -> Decoder:
 
 def _block(config: ModelConfig, weights: Weights, i: int) -> Block:
     name = f"model.layers.{i}."
+    return Block(
+        attention_norm=weights.whole(name + "input_layernorm.weight", (config.hidden_size,)),
+        attention=attention(config, weights, i),
+        mlp_norm=weights.whole(name + "post_attention_layernorm.weight", (config.hidden_size,)),
+        mlp=llama.gated_mlp(config, weights, name),
+    )
+
+
+def attention(config: ModelConfig, weights: Weights, i: int) -> Attention:
+    """Attention of layer i with its norms of queries and keys."""
+    name = f"model.layers.{i}."
     norm = QkNorm(
         weights.whole(name + "self_attn.q_norm.weight", (config.head_dim,)),
         weights.whole(name + "self_attn.k_norm.weight", (config.head_dim,)),
         config.norm_eps,
     )
-    return Block(
-        attention_norm=weights.whole(name + "input_layernorm.weight", (config.hidden_size,)),
-        attention=Attention(i, llama.qkv(config, weights, name), llama.output(config, weights, name), norm),
-        mlp_norm=weights.whole(name + "post_attention_layernorm.weight", (config.hidden_size,)),
-        mlp=llama.gated_mlp(config, weights, name),
-    )
+    return Attention(i, llama.qkv(config, weights, name), llama.output(config, weights, name), norm)

@@ -16,12 +16,14 @@ from torch import Tensor
 from kernels.decode_attention import DecodeScratch, decode_attention
 from kernels.decode_plan import DecodePlan, decode_plan
 from kernels.embedding import embedding
+from kernels.experts import routed_experts
 from kernels.layout import Heads, Rope, SlotTable
 from kernels.rms_norm import rms_norm
 from kernels.skinny_gemm import GemmShape, NormIn, NormOut, SplitSpace, skinny_gemm
 from kernels.streamed_gemm import StreamShape, streamed_gemm
 from kernels.swiglu import swiglu
 from services.engine.backends.cuda.recipe import DecodeRecipe, Product
+from services.engine.models.experts import RoutedMlp
 from services.engine.models.layers import Block, Decoder, Linear
 
 _EMBEDDING_TILES = 1
@@ -36,7 +38,8 @@ class DecodeBuffers:
     def __init__(self, decoder: Decoder, heads: Heads, max_rows: int, vocab: int) -> None:
         weight = decoder.embedding
         hidden, device = weight.shape[1], weight.device
-        inner = decoder.blocks[0].mlp.down.weight.shape[1]
+        plain = [block.mlp.down.weight.shape[1] for block in decoder.blocks if not isinstance(block.mlp, RoutedMlp)]
+        inner = max(plain, default=1)
 
         def rows(width: int, dtype: torch.dtype = weight.dtype) -> Tensor:
             return torch.zeros(max_rows, width, dtype=dtype, device=device)
@@ -102,8 +105,17 @@ class DecodeStep:
             self._attended, tuning=recipe.attention, pdl=recipe.pdl,
         )  # fmt: skip
         self._to_residual(self._attended, attention.out, recipe.out, block.mlp_norm)
+        if isinstance(mlp, RoutedMlp):
+            self._routed(mlp, block.mlp_norm)
+            return
         self._gated(mlp.gate_up, block.mlp_norm)
         self._to_residual(self._inner, mlp.down, recipe.down, next_norm)
+
+    def _routed(self, mlp: RoutedMlp, norm: Tensor) -> None:
+        """Add the experts' output to the residual; no fused edges, and some small launches for the routing."""
+        rms_norm(self._residual, norm, self._normed, self._decoder.norm_eps, pdl=self._recipe.pdl)
+        self._residual.add_(routed_experts(self._normed, *mlp.choose(self._normed), mlp.gate_up, mlp.down))
+        self._tiles = 0
 
     def _from_residual(self, linear: Linear, norm: Tensor, shape: Product, out: Tensor, *, gated: bool = False) -> None:
         """Write the product of the normed residual into `out`."""

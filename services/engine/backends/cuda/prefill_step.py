@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernels.experts import routed_experts
 from kernels.layout import Heads, Rope, SlotTable
 from kernels.prefill_attention import PrefillTuning, prefill_attention
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from kernels.swiglu import swiglu
+from services.engine.models.experts import RoutedMlp
 from services.engine.models.layers import Block, Decoder, Linear
 
 
@@ -95,10 +97,14 @@ class PrefillStep:
         """Add attention's output and the MLP to the residual."""
         _add_product(residual, attended, block.attention.out)
         rms_norm(residual, block.mlp_norm, normed, self._decoder.norm_eps)
-        gate_up = _product(normed, block.mlp.gate_up)
+        mlp = block.mlp
+        if isinstance(mlp, RoutedMlp):
+            residual.add_(routed_experts(normed, *mlp.choose(normed), mlp.gate_up, mlp.down))
+            return
+        gate_up = _product(normed, mlp.gate_up)
         inner = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         swiglu(gate_up, inner)
-        _add_product(residual, inner, block.mlp.down)
+        _add_product(residual, inner, mlp.down)
 
     def _rotated(self, layer: int, block: Block, normed: Tensor, batch: PrefillBatch) -> Tensor:
         """Return the fused q, k, v rows, q and k rotated, k and v written to their slots."""

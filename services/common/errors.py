@@ -89,7 +89,7 @@ class RequestAbortedError(SluiceError):
 
 
 class WorkerFailedError(SluiceError):
-    """Workers failed while they held this request and no attempt is left (DESIGN R12)."""
+    """Workers failed while they held this request and no attempt is left (R12)."""
 
     code = "worker_failed"
     http_status = 500

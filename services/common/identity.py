@@ -1,4 +1,4 @@
-"""Names of one start of one process, and which workers may be paired (DESIGN section 1: incarnation, group)."""
+"""Names of one start of one process, and which workers may be paired."""
 
 import hashlib
 import secrets
@@ -10,6 +10,6 @@ def new_incarnation() -> str:
 
 
 def group_name(model_fingerprint: str, layout: str, transfer_protocol: int) -> str:
-    """Equal for workers that may exchange KV (DESIGN R13); both the engine and its control process can derive it."""
+    """Equal for workers that may exchange KV (R13); both the engine and its control process can derive it."""
     text = "\0".join([model_fingerprint, layout, str(transfer_protocol)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

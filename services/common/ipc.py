@@ -2,7 +2,7 @@
 
 msgspec MessagePack over one ZMQ PAIR socket on `ipc://`. Each side has its end of the protocol: the control process
 sends `Command`s, the engine sends `Event`s. Neither waits for the other: the engine drains commands between steps, the
-control process awaits events (DESIGN R15: the engine never blocks on ipc; a full socket ends the process).
+control process awaits events (R15: the engine never blocks on ipc; a full socket ends the process).
 
 Identity. A *job* is one attempt of one request on this worker: a prompt computed here, or a prompt whose KV arrives. A
 job has one or more *sequences*, named `(job_id, choice)`. Job ids are never reused within an engine's life. On the KV
@@ -37,7 +37,7 @@ class AttemptKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineStop(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The stop conditions the engine applies itself (DESIGN R10)."""
+    """The stop conditions the engine applies itself (R10)."""
 
     max_new_tokens: int
     min_new_tokens: int = 0
@@ -49,7 +49,7 @@ class EngineStop(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
-    """Compute a prompt here. Answered by Admitted or Deferred, nothing in between (DESIGN R19)."""
+    """Compute a prompt here. Answered by Admitted or Deferred, nothing in between (R19)."""
 
     job_id: int
     key: AttemptKey
@@ -124,7 +124,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class ConnectPeer(msgspec.Struct, frozen=True, tag="connect_peer"):
-    """Connect this prefill engine's KV transfer to a decode engine and prove the pair (DESIGN R16)."""
+    """Connect this prefill engine's KV transfer to a decode engine and prove the pair (R16)."""
 
     peer_id: str
     """The decode worker's id; unique per incarnation."""
@@ -165,7 +165,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     ipc_protocol: int
     model_fingerprint: str
     layout: str
-    """Hash of dtype, layers, KV heads, head_dim, TP: equal layouts may exchange KV (DESIGN R13)."""
+    """Hash of dtype, layers, KV heads, head_dim, TP: equal layouts may exchange KV (R13)."""
     transfer_protocol: int
     num_slots: int
     max_context_tokens: int
@@ -214,7 +214,7 @@ class Reserved(msgspec.Struct, frozen=True, tag="reserved"):
 
 
 class Deferred(msgspec.Struct, frozen=True, tag="deferred"):
-    """No room, no side effect: propose again later (DESIGN R19)."""
+    """No room, no side effect: propose again later (R19)."""
 
     job_id: int
     free_slots: int
@@ -229,7 +229,7 @@ class GrammarRefused(msgspec.Struct, frozen=True, tag="grammar_refused"):
 
 
 class Revoked(msgspec.Struct, frozen=True, tag="revoked"):
-    """A reservation without bytes was taken back to find slots (DESIGN R18)."""
+    """A reservation without bytes was taken back to find slots (R18)."""
 
     job_id: int
 

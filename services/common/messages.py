@@ -2,7 +2,7 @@
 
 A session is one long-lived stream that a master opens to each worker. Inside one session messages arrive in order and
 once; when it breaks, what was under way in either direction is lost, and the next session begins with the two hellos,
-from which both sides resume (DESIGN R7). All times are durations: clocks of two machines are never compared (R8).
+from which both sides resume (R7). All times are durations: clocks of two machines are never compared (R8).
 
 `services.common.wire` turns these into protobuf and back. Between a prefill and a decode worker: `peer_messages`.
 """

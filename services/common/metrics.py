@@ -1,4 +1,4 @@
-"""Prometheus series of a worker's control process (DESIGN section 7). Each declared series is fed somewhere.
+"""Prometheus series of a worker's control process. Each declared series is fed somewhere.
 
 A worker declares only the series of its own halves: a prefill worker has no inter-token time, a decode worker no
 prefill time. Stage times are those that the user waits for; the engine's own totals pass through `EngineCounters`.
@@ -114,7 +114,7 @@ class EngineMetrics:
 
 
 class RouterMetrics:
-    """What the Router publishes for selection, shedding and autoscaling (DESIGN section 4)."""
+    """What the Router publishes for selection, shedding and autoscaling."""
 
     def __init__(self, series: Series) -> None:
         self.admitted_peak_ratio = series.gauge("router_admitted_peak_ratio", "Peak of all that is in over the pool")

@@ -11,7 +11,7 @@ One session per pair, opened by the prefill worker; in order inside one session,
                <------------------ JoinConfirmed | HandoverFailed
       Cancel   ------------------>          at any time; ends all but a joined attempt
                <------------------ Revoked  at any time before the first byte
-      Held     <----------------->          each second, both ways (DESIGN R8)
+      Held     <----------------->          each second, both ways (R8)
 """
 
 from typing import TypeAlias

@@ -34,7 +34,7 @@ class GrammarKind(enum.Enum):
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):
-    """What the whole output of each choice must match. Engines compile the source (DESIGN R9: rebuilt by replay)."""
+    """What the whole output of each choice must match. Engines compile the source (R9: rebuilt by replay)."""
 
     kind: GrammarKind
     source: str
@@ -43,7 +43,7 @@ class GrammarSpec(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the next token is chosen. A pure function of these, the output ids and the logits (DESIGN R9)."""
+    """How the next token is chosen. A pure function of these, the output ids and the logits (R9)."""
 
     temperature: float = 1.0
     """0 is greedy: argmax, no noise."""
@@ -67,7 +67,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StopParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When a sequence ends. The engine applies ids and lengths, the control process applies strings (DESIGN R10)."""
+    """When a sequence ends. The engine applies ids and lengths, the control process applies strings (R10)."""
 
     max_new_tokens: int
     min_new_tokens: int = 0
@@ -120,7 +120,7 @@ class Finish(msgspec.Struct, frozen=True):
 
     reason: FinishReason
     num_output_tokens: int
-    """Tokens that count: what lies beyond is dropped by whoever holds it (DESIGN R10)."""
+    """Tokens that count: what lies beyond is dropped by whoever holds it (R10)."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that matched."""
     message: str = ""

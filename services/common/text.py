@@ -1,4 +1,4 @@
-"""Output ids become text: a detokenizer with stop strings above it, as pure functions of the ids (DESIGN R9).
+"""Output ids become text: a detokenizer with stop strings above it, as pure functions of the ids (R9).
 
 Byte-level and SentencePiece-like tokenizers, which is every model family served here, give each token fixed bytes. One
 table of them and a UTF-8 decoder that waits for whole characters cost under a microsecond a token and need no window of
@@ -150,7 +150,7 @@ class Vocabulary:
 
 
 class StopMatch(NamedTuple):
-    """A stop string ended the sequence within its first `num_output_tokens` tokens (DESIGN R10)."""
+    """A stop string ended the sequence within its first `num_output_tokens` tokens (R10)."""
 
     stop_string: str
     num_output_tokens: int

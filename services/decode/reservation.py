@@ -54,7 +54,7 @@ class Reservation(Attempt):
         )
 
     def first_outputs(self) -> list[ipc.SequenceOutput]:
-        """Token 0 of each choice that goes on, as if the engine had sampled it here (DESIGN R6)."""
+        """Token 0 of each choice that goes on, as if the engine had sampled it here (R6)."""
         assert self.handover is not None
         return [
             ipc.SequenceOutput(

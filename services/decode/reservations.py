@@ -259,7 +259,7 @@ class DecodeReservations(ProtocolCore[Reservation]):
     # --------------------------------------------------------------------------------------------------------- timers
 
     def tick(self, now: float) -> list[Effect]:
-        """Sweep: silent masters, leases, tombstones; tell prefill workers what is held. Each second (DESIGN R8)."""
+        """Sweep: silent masters, leases, tombstones; tell prefill workers what is held. Each second (R8)."""
         self._masters.tick(now)
         holds: dict[WorkerRef, list[AttemptKey]] = {peer: [] for peer in self._peers.present()}
         for one in list(self._of_peers()):
@@ -273,7 +273,7 @@ class DecodeReservations(ProtocolCore[Reservation]):
         return self._take()
 
     def drain(self, now: float) -> list[Effect]:
-        """Reserve nothing more; what is granted comes in, and what is in goes on (DESIGN R17)."""
+        """Reserve nothing more; what is granted comes in, and what is in goes on (R17)."""
         self.draining = True
         for one in list(self._of_peers()):
             if one.state is State.ASKED:

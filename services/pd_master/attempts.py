@@ -6,7 +6,7 @@ and for every cause: a new attempt = the request + the output that the client ha
 is kept where a decode worker refuses or is lost before it joined: a Redirect names another one (`Recovery.redirect`).
 
 What the master believes of a worker is named to it at each hello and each second; what the worker's heartbeats leave
-out twice is lost (DESIGN R7, R8). Abort also says thanks: whoever holds output of an attempt keeps it until the master
+out twice is lost (R7, R8). Abort also says thanks: whoever holds output of an attempt keeps it until the master
 has it all.
 
 Pure: messages and `now` in, effects out (`services.pd_master.effects`). The caller is the dispatcher, on the event loop
@@ -55,8 +55,7 @@ _MISSES = 2
 _TIMERS_A_REQUEST, _SPARE_TIMERS = 4, 4096
 """Requests end long before their deadlines: beyond so many timers most are of requests that are over."""
 HANDOVER_LEAD_S = 10.0
-"""So long before a draining worker ends, its sequences start to move, spread over the time that is left (DESIGN
-R17)."""
+"""So long before a draining worker ends, its sequences start to move, spread over the time that is left (R17)."""
 
 
 class Attempts:
@@ -356,7 +355,7 @@ def _invalid(attempt: MasterAttempt, why: str) -> InvalidRequestError:
 
 
 def _was_inside(attempt: MasterAttempt, worker: WorkerRef) -> bool:
-    """Whether the worker's engine had it in work: what crashed it may have been this (DESIGN R12)."""
+    """Whether the worker's engine had it in work: what crashed it may have been this (R12)."""
     if worker == attempt.decode:
         return attempt.stage is Stage.JOINED
     return attempt.stage >= Stage.PREFILLING and (attempt.decode is None or attempt.stage < Stage.JOINED)

@@ -44,7 +44,7 @@ def temperature_of(value: float | None) -> float:
 
 
 def seed_of(value: int | None) -> int:
-    """64 bits: the client's, or drawn, so that every attempt of this request repeats the same noise (DESIGN R9)."""
+    """64 bits: the client's, or drawn, so that every attempt of this request repeats the same noise (R9)."""
     return random.getrandbits(64) if value is None else value & (2**64 - 1)
 
 

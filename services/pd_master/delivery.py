@@ -1,4 +1,4 @@
-"""One choice's output as its client gets it: strictly by index, each token once (DESIGN R6).
+"""One choice's output as its client gets it: strictly by index, each token once (R6).
 
 Deltas may come again (a resumed session, a decode worker repeating token 0) and from two attempts at once (a drain).
 What is known already must be equal, since a new attempt continues as the old one would have (R9); where it is not, the
@@ -88,7 +88,7 @@ def without_first(delta: Delta, count: int) -> Delta:
 
 
 def merge_all(deltas: list[Delta]) -> Delta:
-    """Join deltas of one choice that follow each other; only the last may carry a finish (DESIGN R15)."""
+    """Join deltas of one choice that follow each other; only the last may carry a finish (R15)."""
     if len(deltas) == 1:
         return deltas[0]
     has_logprobs = any(delta.logprobs is not None for delta in deltas)

@@ -1,5 +1,5 @@
 """Where workers may be. Discovery supplies addresses and nothing else: who is there, and how it does, the worker itself
-says on its session (DESIGN R14)."""
+says on its session (R14)."""
 
 from collections.abc import AsyncIterator
 from typing import Protocol

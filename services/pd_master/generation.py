@@ -1,4 +1,4 @@
-"""A request's output on its way to one client: what the socket cannot take yet waits here, merged (DESIGN R15).
+"""A request's output on its way to one client: what the socket cannot take yet waits here, merged (R15).
 
 open --all choices finished, or an error--> ended --drained by the client--> closed
   '------------------ aclose, or the client does not read --------------------^

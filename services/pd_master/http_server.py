@@ -83,7 +83,7 @@ class HttpServer:
 
 def _listen(host: str, port: int, stall_s: float) -> socket.socket:
     """Accepted connections inherit the options. The kernel itself ends one on which nothing is acknowledged or whose
-    window stays shut for the stall time (DESIGN R15); the handler then sees a client that went away."""
+    window stays shut for the stall time (R15); the handler then sees a client that went away."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -53,7 +53,7 @@ class MasterAttempt:
     is_prefill_done: bool = False
     """The prefill worker is not needed any more: its KV and its output are elsewhere."""
     misses: dict[WorkerRef, int] = field(default_factory=dict)
-    """Heartbeats in a row that left it out (DESIGN R8)."""
+    """Heartbeats in a row that left it out (R8)."""
     waits_for_redirect: bool = False
 
     @property
@@ -68,14 +68,14 @@ class MasterAttempt:
 
 @dataclass(slots=True, eq=False)
 class Branch:
-    """Choices that are tried together: at first all of a request, after a loss each by itself (DESIGN R11)."""
+    """Choices that are tried together: at first all of a request, after a loss each by itself (R11)."""
 
     inflight: "Inflight"
     wire_id: str
     choices: dict[int, Choice]
     current: MasterAttempt | None = None
     previous: MasterAttempt | None = None
-    """Goes on until the current attempt's first token comes from where it decodes (DESIGN R17)."""
+    """Goes on until the current attempt's first token comes from where it decodes (R17)."""
     last_number: int = 0
     num_attempts: int = 0
     excluded: set[WorkerRef] = field(default_factory=set)
@@ -116,7 +116,7 @@ class Inflight:
     accepted_s: float
     branches: list[Branch] = field(default_factory=list)
     crashes: set[str] = field(default_factory=set)
-    """Crashes that took an attempt of it along (DESIGN R12)."""
+    """Crashes that took an attempt of it along (R12)."""
     has_cached_tokens: bool = False
     is_over: bool = False
 

@@ -1,4 +1,4 @@
-"""When a worker counts as lost (DESIGN R12).
+"""When a worker counts as lost (R12).
 
     up --its stream breaks, or it is silent for half of the timeout--> down ----------------> lost
      ^-------------------- hello of the same start ----------------------'  refused for REFUSED_S,

@@ -1,4 +1,4 @@
-"""Prometheus series of the gateway: a request's life as its user sees it (DESIGN section 7). Each series is fed."""
+"""Prometheus series of the gateway: a request's life as its user sees it. Each series is fed."""
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 

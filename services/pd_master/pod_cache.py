@@ -3,7 +3,7 @@
     no IP yet, or no port named grpc --> left out        Ready --> gets work
     not Ready, or being deleted --> no new work           finished or deleted --> gone
 
-Discovery only supplies addresses (DESIGN R14): a pod that is not Ready keeps its address, and so its sessions.
+Discovery only supplies addresses (R14): a pod that is not Ready keeps its address, and so its sessions.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Starting attempts, and starting them again: the one recovery operation (DESIGN section 3, R11, R12).
+"""Starting attempts, and starting them again: the one recovery operation (R11, R12).
 
 A request that has lost its place and finds no other waits, trying again each `RETRY_S`, for at most `PATIENCE_S`; then
 it fails. Refused for load before anything was delivered, it fails at once: the client should come back later, not wait
@@ -19,7 +19,7 @@ from services.pd_master.timers import Timers
 RETRY_S = 0.25
 PATIENCE_S = 5.0
 MAX_CRASHES = 2
-"""A request that was in two engines when they crashed is not tried on a third (DESIGN R12)."""
+"""A request that was in two engines when they crashed is not tried on a third (R12)."""
 MAX_ATTEMPTS = 32
 """Default bound of one branch's attempts and redirects, whatever they ended from: beyond it something is wrong that
 another one does not mend."""
@@ -88,7 +88,7 @@ class Recovery:
         self._emit(Send(pair.prefill, branch.submit(attempt, now)))
 
     def overlap(self, branch: Branch, now: float) -> None:
-        """Start the next attempt while the current one goes on, if there is a place (DESIGN R17)."""
+        """Start the next attempt while the current one goes on, if there is a place (R17)."""
         try:
             pair = self.choose(branch)
         except SluiceError:
@@ -169,7 +169,7 @@ class Recovery:
         self.start(branch, pair, now)
 
     def _shed(self, branch: Branch, error: SluiceError, again: Due, now: float) -> None:
-        """All that could take it are full. Who has output already is not turned away for that (DESIGN R4)."""
+        """All that could take it are full. Who has output already is not turned away for that (R4)."""
         if not branch.inflight.num_delivered:
             self.fail(branch.inflight, error)
             return
@@ -249,7 +249,7 @@ class Recovery:
 
 
 def _split(branch: Branch) -> list[Branch]:
-    """Each unfinished choice goes on alone (DESIGN R11); together only as long as nothing was delivered of any."""
+    """Each unfinished choice goes on alone (R11); together only as long as nothing was delivered of any."""
     if len(branch.choices) == 1 or not branch.num_delivered:
         return [branch]
     inflight = branch.inflight

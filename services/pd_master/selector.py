@@ -1,6 +1,6 @@
 """Which workers an attempt runs on: what is known of them in, a pair out. Pure.
 
-Workers pair up within a group, and only where a test page has crossed (DESIGN R13, R16). The prefill worker is the one
+Workers pair up within a group, and only where a test page has crossed (R13, R16). The prefill worker is the one
 where the prompt is predicted to be computed soonest: its wait, and what of the prompt its prefix cache lacks. The
 decode worker is the one with the lowest predicted demand. In both this master's own dispatches count from the moment
 they are sent. Among those nearly as good as the best one is drawn, so that several
@@ -27,7 +27,7 @@ MISSING_WEIGHT = 4.0
 also takes a second place in a cache, where it evicts what the next prompts would have found: in simulation 1 reaches
 77% of the hits of one cache of all workers' size, 4 reaches 91%, at the same times to first token and balance."""
 EXTENT_SLOTS = 32
-"""Decode grows in extents: each choice may occupy up to this much beyond its tokens (DESIGN section 5)."""
+"""Decode grows in extents: each choice may occupy up to this much beyond its tokens."""
 
 T = TypeVar("T")
 
@@ -151,7 +151,7 @@ def _can_hold(request: Request, view: WorkerView, partners: list[WorkerView] | N
 
 
 def _fits_decode(request: Request, limits: Limits) -> bool:
-    """Whether prompt and all output fit an idle pool (DESIGN R20)."""
+    """Whether prompt and all output fit an idle pool (R20)."""
     most = request.num_choices * (request.stop.max_new_tokens + EXTENT_SLOTS)
     return len(request.prompt_ids) + most < limits.num_slots
 

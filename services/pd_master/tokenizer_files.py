@@ -1,4 +1,4 @@
-"""Fetches what a master needs of a model from a worker: tokenizer, chat template, generation defaults (DESIGN R13)."""
+"""Fetches what a master needs of a model from a worker: tokenizer, chat template, generation defaults (R13)."""
 
 import asyncio
 import logging

@@ -108,7 +108,7 @@ class WorkerLink:
         self.worker, self._outbox = hello.worker, outbox
         self._handler.link_up(self, hello)
         try:
-            while True:  # always drained, whatever clients do (DESIGN R15)
+            while True:  # always drained, whatever clients do (R15)
                 self._handler.link_said(hello.worker, await _read(incoming, self._silence_s))
         finally:
             self._outbox = None

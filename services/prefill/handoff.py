@@ -4,7 +4,7 @@
     (nothing) ---> QUEUED -----------------> COMPUTING -----------------> COMPUTED -----------------------------> GONE
                 waits in the Router     prompt in the engine      KV held for the push               only output is kept
 
-and beside it, from the start of compute on (or before, when the Router says so, DESIGN R4), the way of the other half
+and beside it, from the start of compute on (or before, when the Router says so, R4), the way of the other half
 in `placements`. COMPUTED here and GRANTED there together: Handover. Token 0 is shown to the client from the grant on,
 so that overload shows before any token (R4). A Redirect gives the attempt a new number, so that a number names one pair
 for ever. Abort, not named by its master, master silent: from any state back to nothing, with a tombstone.
@@ -279,7 +279,7 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
         return self._take()
 
     def drain(self, now: float) -> list[Effect]:  # noqa: ARG002 - the cores are alike
-        """Take nothing new, and give back what no decode worker has granted yet; running pushes go on (DESIGN R17)."""
+        """Take nothing new, and give back what no decode worker has granted yet; running pushes go on (R17)."""
         self.draining = True
         for one in list(self._by_job.values()):
             if one.placement is not Placement.GRANTED:

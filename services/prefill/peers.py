@@ -1,4 +1,4 @@
-"""The decode workers of a prefill worker: a session and a proven transfer to each (DESIGN R16).
+"""The decode workers of a prefill worker: a session and a proven transfer to each (R16).
 
 wanted --session stands--> connecting --PeerProven--> proven --PeerLost--> (a pause) --> connecting ...
 not wanted any more, or another start at its place: session closed, transfer dropped

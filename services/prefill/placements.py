@@ -6,7 +6,7 @@
                              REFUSED <-----------'   Denied, Revoked, HandoverFailed, TransferFailed, peer gone
 
 In REFUSED the KV stays and its master is asked for another decode worker. Anything but a definite refusal is followed
-by Cancel (DESIGN R5). While the session to a decode worker is gone its placements stay; when it comes back, what was
+by Cancel (R5). While the session to a decode worker is gone its placements stay; when it comes back, what was
 not answered is said again, and when it does not within `PEER_GRACE_S`, they are lost.
 """
 
@@ -41,7 +41,7 @@ class Placements:
     # ----------------------------------------------------------------------------------------------------- one attempt
 
     def ask(self, one: HandoffAttempt, now: float) -> None:
-        """Ask for room, unless it was asked for already (DESIGN R5: at most one Reserve is unanswered)."""
+        """Ask for room, unless it was asked for already (R5: at most one Reserve is unanswered)."""
         if one.placement is Placement.NOT_ASKED:
             one.placement, one.peer_absent_since, one.peer_misses = Placement.ASKED, None, 0
             self._send(one, one.reserve(now))
@@ -85,7 +85,7 @@ class Placements:
         self._peers.closed(worker, session)
 
     def held(self, worker: WorkerRef, keys: set[AttemptKey]) -> None:
-        """What the decode worker believes in: what it left out twice in a row is lost (DESIGN R8)."""
+        """What the decode worker believes in: what it left out twice in a row is lost (R8)."""
         for one in list(self._placed()):
             if one.decode.worker != worker:
                 continue

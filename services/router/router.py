@@ -1,6 +1,6 @@
 """The scheduler of a worker: the one object through which its control process lets work into the engine.
 
-It decides; the engine alone owns slots (DESIGN R19). Work goes
+It decides; the engine alone owns slots (R19). Work goes
 
     enqueue --> waiting --> proposed --> in the engine --> gone
                   |  ^          |              |

@@ -4,10 +4,9 @@ The rule, in the queue's order: let in while the peak stays below capacity, the 
 first chunk fits what is left of the first step's prompt budget. Then:
 
 - An empty pool lets in the first, whatever is predicted: the engine has the last word.
-- While a preempted sequence waits, or is proposed and not answered, nothing but preempted sequences is let in (DESIGN
-  R18).
+- While a preempted sequence waits, or is proposed and not answered, nothing but preempted sequences is let in (R18).
 - One that does not fit may be passed by younger ones, `max_bypasses` times or for `max_bypass_s`; then nothing
-  younger is let in until it is (DESIGN R20).
+  younger is let in until it is (R20).
 - A prompt without a grant beyond the share such prompts may fill waits for one; the plan asks to reserve for it first
   (R4).
 - The running limit and the step budget are no reason to pass: the next step solves them.

@@ -32,7 +32,7 @@ class QueuedWork:
     """Never used twice in a Router's life."""
     kind: WorkKind
     arrival_s: float
-    """When the *request* arrived, whatever attempt this is (DESIGN R18)."""
+    """When the *request* arrived, whatever attempt this is (R18)."""
     prompt_tokens: int
     max_new_tokens: int
     """Limit on output tokens of each choice, those produced already included."""
@@ -102,9 +102,9 @@ class RouterConfig:
     max_waiting: int = 2048
     """Queue bound; beyond it work is refused at once."""
     ungranted_share: float = 0.5
-    """Share of the pool that prompts without a decode worker's grant may fill (DESIGN R4)."""
+    """Share of the pool that prompts without a decode worker's grant may fill (R4)."""
     max_bypasses: int = 64
-    """How many may be let in before one that does not fit; then nothing younger is (DESIGN R20)."""
+    """How many may be let in before one that does not fit; then nothing younger is (R20)."""
     max_bypass_s: float = 5.0
     """The same bound in time, from when it first did not fit."""
     scan_limit: int = 8

@@ -38,7 +38,7 @@ from services.common.ipc import (
 log = logging.getLogger(__name__)
 
 HIGH_WATER_MARK = 10_000
-"""Frames in flight one way. An engine that drains commands between steps never has this many waiting (DESIGN R15)."""
+"""Frames in flight one way. An engine that drains commands between steps never has this many waiting (R15)."""
 ENGINE_COMMAND = (sys.executable, "-m", "services.engine.main", "-")
 _EXIT_GRACE_S = 10.0
 

@@ -1,6 +1,6 @@
 """`/health /liveness /readiness /metrics` of a worker: a little HTTP on asyncio, since workers carry no framework.
 
-Readiness is no circle (DESIGN R14): it asks whether the model is loaded and the engine lives, not whether masters do.
+Readiness is no circle (R14): it asks whether the model is loaded and the engine lives, not whether masters do.
 Liveness is never stricter than readiness: a worker that drains or has a slow step is alive.
 """
 

@@ -1,4 +1,4 @@
-"""Work on its way through Router and engine: the one place where the two meet (DESIGN R19).
+"""Work on its way through Router and engine: the one place where the two meet (R19).
 
 A *job* is what the engine calls so. Here it is
 
@@ -40,7 +40,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class ReserveFirst:
-    """A prompt that may not be computed before a decode worker granted room for it (DESIGN R4)."""
+    """A prompt that may not be computed before a decode worker granted room for it (R4)."""
 
     job_id: int
 
@@ -118,7 +118,7 @@ class Jobs:
         self.router.tell(told.Granted(job_id))
 
     def finish(self, job_id: int, choice: int, num_output_tokens: int) -> None:
-        """A stop string ended a sequence: the engine drops what lies beyond (DESIGN R10)."""
+        """A stop string ended a sequence: the engine drops what lies beyond (R10)."""
         self._engine.send(ipc.Finish(job_id, choice, num_output_tokens))
         self._stages.finished(FinishReason.STOP.value)
         self.router.tell(told.Finished(job_id, choice, num_output_tokens, natural=True))

@@ -1,4 +1,4 @@
-"""One choice's output on this worker: engine tokens in, deltas out, kept until its master has all (DESIGN R7, R15).
+"""One choice's output on this worker: engine tokens in, deltas out, kept until its master has all (R7, R15).
 
 The log is what a delta is cut from. A master's session remembers how far it has sent; what a slow stream could not take
 is merged by cutting one longer delta, and a resumed session cuts from the index that the master names. Text is a pure

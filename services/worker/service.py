@@ -234,7 +234,7 @@ class WorkerService:
     # ---------------------------------------------------------------------------------------------------------- drain
 
     def drain(self, within_s: float) -> None:
-        """Take nothing new from now on, and be gone in `within_s` (DESIGN R17)."""
+        """Take nothing new from now on, and be gone in `within_s` (R17)."""
         self._status.drain(within_s)
         self.hand_in(self.core.drain)
         self.tell_masters()

@@ -1,4 +1,4 @@
-"""A worker's end of one stream to one master: what waits to be said, merged when the stream is slow (DESIGN R15).
+"""A worker's end of one stream to one master: what waits to be said, merged when the stream is slow (R15).
 
 Events are said in order; of heartbeats only the last one counts. Output is not queued: the session knows how far it has
 sent each choice, and when the stream can take a frame it cuts what is new from the choices' logs. So a slow stream gets

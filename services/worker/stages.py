@@ -1,4 +1,4 @@
-"""Times the stages of a job's life for the histograms (DESIGN section 7). Told by `Jobs`, as things happen."""
+"""Times the stages of a job's life for the histograms. Told by `Jobs`, as things happen."""
 
 import time
 from dataclasses import dataclass, field

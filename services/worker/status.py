@@ -44,7 +44,7 @@ class Status:
         self._metrics.engine.observe_step(step)
 
     def problem(self) -> str | None:
-        """Why the worker is not ready, or None (DESIGN R14: masters are not asked)."""
+        """Why the worker is not ready, or None (R14: masters are not asked)."""
         if self.draining:
             return "draining"
         if self.router is None:

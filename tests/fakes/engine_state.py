@@ -1,7 +1,7 @@
 """The fake engine's jobs and slots: what the real one does with tensors, done with counters. No clock, no sockets.
 
 Slots are counted, not named: a job holds its prompt and one slot a token that it decoded. Where slots run out, first a
-reservation without bytes is revoked, then the sequence of the latest arrival is preempted (DESIGN R18).
+reservation without bytes is revoked, then the sequence of the latest arrival is preempted (R18).
 """
 
 import dataclasses

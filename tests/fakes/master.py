@@ -53,7 +53,7 @@ class Seen:
     finished: dict[int, Delta] = field(default_factory=dict)
 
     def take(self, delta: Delta) -> None:
-        """Deliver by index; drop what is known (DESIGN R6)."""
+        """Deliver by index; drop what is known (R6)."""
         tokens = self.tokens.setdefault(delta.choice, [])
         assert delta.first_index <= len(tokens), f"a gap: {len(tokens)} known, delta from {delta.first_index}"
         skip = len(tokens) - delta.first_index

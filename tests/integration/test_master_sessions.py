@@ -1,4 +1,4 @@
-"""Sessions between master and workers that break, and workers that come back, on real sockets (DESIGN R7)."""
+"""Sessions between master and workers that break, and workers that come back, on real sockets (R7)."""
 
 import asyncio
 from functools import partial

@@ -1,4 +1,4 @@
-"""Health and metrics of this process. Readiness says nothing of workers (DESIGN R14): without any, requests get 503."""
+"""Health and metrics of this process. Readiness says nothing of workers (R14): without any, requests get 503."""
 
 from services.pd_master.api.http import HttpCall
 from services.pd_master.metrics import GatewayMetrics

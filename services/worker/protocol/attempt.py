@@ -24,7 +24,7 @@ class Attempt:
     output_ids: list[int]
     """What earlier attempts produced; only with one choice."""
     arrival_s: float
-    """When the request arrived, on this worker's clock (DESIGN R18)."""
+    """When the request arrived, on this worker's clock (R18)."""
     said: dict[type[AttemptEvent], AttemptEvent] = field(default_factory=dict)
     """What its master was told and must be told again on a new session, in order."""
     logs: dict[int, OutputLog] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Attempt:
 
 
 def engine_stop(request: Request, eos_token_ids: tuple[int, ...]) -> EngineStop:
-    """The part of a request's stop conditions that the engine applies (DESIGN R10)."""
+    """The part of a request's stop conditions that the engine applies (R10)."""
     stop = request.stop
     own = () if stop.ignore_eos else eos_token_ids
     return EngineStop(stop.max_new_tokens, stop.min_new_tokens, tuple(dict.fromkeys((*own, *stop.stop_token_ids))))

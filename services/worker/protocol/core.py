@@ -71,11 +71,11 @@ class ProtocolCore(ABC, Generic[A]):
 
     @abstractmethod
     def tick(self, now: float) -> list[Effect]:
-        """Sweep. Each second, on a timer of its own (DESIGN R8)."""
+        """Sweep. Each second, on a timer of its own (R8)."""
 
     @abstractmethod
     def drain(self, now: float) -> list[Effect]:
-        """Take nothing new, and give back what waits (DESIGN R17)."""
+        """Take nothing new, and give back what waits (R17)."""
 
     @abstractmethod
     def _end_for_master(self, attempt: A, now: float) -> None:

@@ -4,7 +4,7 @@
        |  ^--- Admit under a new job ---,
        '--Preempted--> waiting in the Router
 
-Each choice is a sequence of its own (DESIGN R11): it finishes and is preempted alone.
+Each choice is a sequence of its own (R11): it finishes and is preempted alone.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ class Decoding(Generic[A]):
                 self._emit(FinishSequence(output.job_id, output.choice, log.finish.num_output_tokens))
 
     def preempted(self, event: ipc.Preempted) -> None:
-        """A sequence lost its slots: compute it again here, when the Router says so (DESIGN R18)."""
+        """A sequence lost its slots: compute it again here, when the Router says so (R18)."""
         attempt = self._by_job.get(event.job_id)
         if attempt is None or event.choice not in attempt.jobs[event.job_id]:
             return

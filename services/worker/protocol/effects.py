@@ -1,7 +1,7 @@
 """What a protocol core asks of the edge around it. The edge carries effects out in order, before it hands in more.
 
 Every public method of a core returns a list of these. Identity: a master is named by its `MasterRef`, a peer by its
-`WorkerRef`; an effect for one without a session now is dropped by the edge: the protocol resumes by itself (DESIGN R7).
+`WorkerRef`; an effect for one without a session now is dropped by the edge: the protocol resumes by itself (R7).
 """
 
 from dataclasses import dataclass
@@ -56,14 +56,14 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True)
 class JobGranted:
-    """Tell the Router that a decode worker promised room for this prompt (DESIGN R4)."""
+    """Tell the Router that a decode worker promised room for this prompt (R4)."""
 
     job_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class FinishSequence:
-    """A stop string ended a sequence: tell engine and Router (DESIGN R10)."""
+    """A stop string ended a sequence: tell engine and Router (R10)."""
 
     job_id: int
     choice: int

@@ -157,12 +157,12 @@ class LocalAttempts(ProtocolCore[LocalAttempt]):
         )
 
     def tick(self, now: float) -> list[Effect]:
-        """Sweep: silent masters and tombstones. Each second (DESIGN R8)."""
+        """Sweep: silent masters and tombstones. Each second (R8)."""
         self._masters.tick(now)
         return self._take()
 
     def drain(self, now: float) -> list[Effect]:  # noqa: ARG002 - the cores are alike
-        """Take nothing new, and give back what waits; what runs goes on (DESIGN R17)."""
+        """Take nothing new, and give back what waits; what runs goes on (R17)."""
         self.draining = True
         for one in list(self._queued.values()):
             del self._queued[one.job_id]

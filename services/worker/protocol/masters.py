@@ -1,4 +1,4 @@
-"""What a worker owes to its masters: sessions, resume, reconcile, silence (DESIGN R5, R7, R8).
+"""What a worker owes to its masters: sessions, resume, reconcile, silence (R5, R7, R8).
 
 A master is   present --its stream breaks--> silent --`silence_s` later--> forgotten, with all its attempts
                  ^---------- hello -----------'
@@ -28,7 +28,7 @@ from services.worker.protocol.times import Times
 from services.worker.protocol.tombstones import Tombstones
 
 _MISSES = 2
-"""Rounds of reconciling that must leave an attempt out before it is ended (DESIGN R8)."""
+"""Rounds of reconciling that must leave an attempt out before it is ended (R8)."""
 
 A = TypeVar("A", bound=Attempt)
 
@@ -60,7 +60,7 @@ class Masters(Generic[A]):
         return known if known is not None and known.key == key else None
 
     def is_stale(self, key: AttemptKey) -> bool:
-        """Whether a new attempt of this name may not start (DESIGN R5)."""
+        """Whether a new attempt of this name may not start (R5)."""
         known = self.attempts.get(key.request_id)
         return self.tombstones.covers(key) or (known is not None and known.key.attempt >= key.attempt)
 
@@ -108,7 +108,7 @@ class Masters(Generic[A]):
     # ---------------------------------------------------------------------------------------------------- sessions
 
     def is_present(self, ref: MasterRef) -> bool:
-        """Whether there is a live session to exactly this start of a master (DESIGN R5)."""
+        """Whether there is a live session to exactly this start of a master (R5)."""
         master = self._masters.get(ref.master_id)
         return master is not None and master.ref == ref and master.session is not None
 

@@ -8,9 +8,9 @@ class Times:
     """The worker's options, once (`WorkerConfig.master_timeout_s`, `reservation_lease_s`)."""
 
     master_silence_s: float = 5.0
-    """A master without a session for so long has its attempts ended (DESIGN R7)."""
+    """A master without a session for so long has its attempts ended (R7)."""
     reservation_lease_s: float = 10.0
-    """A reservation that its prefill worker has not named for so long is given back (DESIGN R8)."""
+    """A reservation that its prefill worker has not named for so long is given back (R8)."""
 
     @property
     def tombstone_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Attempts that must not start any more: the memory of what was ended, for one lease (DESIGN R5).
+"""Attempts that must not start any more: the memory of what was ended, for one lease (R5).
 
 A message that names an attempt may be late: a Reserve after its Cancel, a Submit after its Abort. One lease after the
 end nobody can still send it, because whoever would has been without its session for longer than the protocol allows.

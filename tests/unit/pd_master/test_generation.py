@@ -1,4 +1,4 @@
-"""What waits for a client: merged, bounded, and over when it is over (DESIGN R15)."""
+"""What waits for a client: merged, bounded, and over when it is over (R15)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The protocol (DESIGN R1 to R20) under anything: the real cores of masters, prefill and decode workers over a network
+"""The protocol (R1 to R20) under anything: the real cores of masters, prefill and decode workers over a network
 that loses sessions with what is under way, repeats messages and delivers the streams in any order against each other;
 processes that die and come back as other incarnations; engines that defer, revoke, preempt and lose transfers; clients
 that go away.

@@ -148,7 +148,7 @@ class EngineModel:
                 self.router.tell(events.Started(key))
 
     def _make_room(self) -> None:
-        """Preempt the latest arrivals while the next step would not fit, never the last one (DESIGN R18)."""
+        """Preempt the latest arrivals while the next step would not fit, never the last one (R18)."""
         while len(self.rows) > 1 and self.held + self._needed() > self.config.capacity_slots:
             victim = max(self.rows, key=lambda row: row.work.arrival_s)
             self.rows.remove(victim)

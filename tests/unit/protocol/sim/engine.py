@@ -159,7 +159,7 @@ class Engine:
         return [one.job_id for one in self.jobs.values() if one.state == "holding" and one.place and not one.pushed]
 
     def receive(self, key: AttemptKey, token_ids: list[int]) -> None:
-        """KV arrives; what nobody waits for goes into a scratch page (DESIGN R3)."""
+        """KV arrives; what nobody waits for goes into a scratch page (R3)."""
         for job in self.jobs.values():
             if job.key == key and job.state == "reserved":
                 job.received = token_ids

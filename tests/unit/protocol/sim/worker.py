@@ -193,7 +193,7 @@ class Worker:
             self._ended[key.request_id] = (key.attempt, now)
 
     def _check_start(self, start: fx.StartJob, now: float) -> None:
-        """Nothing starts that has ended, and nothing is reserved for a master that is not there (DESIGN R5)."""
+        """Nothing starts that has ended, and nothing is reserved for a master that is not there (R5)."""
         key = start.command.key
         attempt, since = self._ended.get(key.request_id, (0, 0.0))
         if start.work.kind is not WorkKind.RESUMED and now - since < Times().tombstone_s:

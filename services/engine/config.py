@@ -30,6 +30,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     dtype: Dtype = "auto"
     """Of weights, activations and KV. `auto` takes the checkpoint's."""
     backend: Literal["auto", "cpu", "cuda"] = "auto"
+    num_ranks: int = 1
+    """Tensor parallel engine processes that share one model; on the cpu backend, and in role `mixed`, so far."""
+    rank: int = 0
+    rendezvous: str = ""
+    """Where the ranks meet: `tcp://host:port` or `file://path`, the same for all."""
     num_threads: int | None = None
     """CPU threads for torch; None leaves torch's choice."""
     max_context_tokens: int | None = None
@@ -57,6 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first value out of range, naming its key."""
+        self._check_ranks()
         for key in ("max_running_requests", "chunk_tokens", "push_tail_tokens"):
             _at_least(key, getattr(self, key), 1)
         for key in ("max_context_tokens", "num_kv_tokens", "num_threads"):
@@ -66,6 +72,13 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(f"pipeline_depth is {self.pipeline_depth}; allowed: 0, 1")
         if self.memory_fraction is not None and not 0.0 < self.memory_fraction <= 1.0:
             raise ConfigError(f"memory_fraction is {self.memory_fraction}; allowed: above 0, at most 1")
+
+    def _check_ranks(self) -> None:
+        _at_least("num_ranks", self.num_ranks, 1)
+        if not 0 <= self.rank < self.num_ranks:
+            raise ConfigError(f"rank is {self.rank}; allowed: 0 to {self.num_ranks - 1}")
+        if self.num_ranks > 1 and (self.role != "mixed" or self.backend == "cuda" or not self.rendezvous):
+            raise ConfigError("num_ranks above 1 needs role 'mixed', backend 'cpu' and a rendezvous")
 
 
 def _at_least(key: str, value: int, least: int) -> None:

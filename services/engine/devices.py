@@ -10,6 +10,7 @@ from services.engine.backends.interface import Heads
 from services.engine.config import ConfigError, EngineConfig
 from services.engine.model_runner import ModelRunner
 from services.engine.models.layers import Decoder
+from services.engine.ranks import Ranks
 from services.engine.rows import Rows
 from services.engine.runner import Runner
 from services.engine.sampler import Sampler
@@ -33,11 +34,13 @@ def choose_device(config: EngineConfig) -> torch.device:
     return device
 
 
-def make_runner(decoder: Decoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor]) -> Runner:
+def make_runner(
+    decoder: Decoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor], ranks: Ranks
+) -> Runner:
     """Build what runs steps on the pool's device."""
     if pool.device.type != "cpu":
         from services.engine.backends.cuda.runner import CudaRunner  # needs triton, which a CPU deployment may lack
 
         return CudaRunner(decoder, pool, rows, heads, rope)
-    backend = CpuBackend(pool, rows.table, heads, rope)
+    backend = CpuBackend(pool, rows.table, heads, rope, ranks)
     return ModelRunner(backend.adopt(decoder), backend, Sampler())

@@ -17,6 +17,7 @@ from services.engine.models.families import build_decoder
 from services.engine.models.rope import rope_tables
 from services.engine.models.weights import RandomSource, SafetensorsSource, Weights, WeightSource
 from services.engine.pool import allocate_pool, choose_num_slots, kv_bytes_per_token
+from services.engine.ranks import Ranks, join_ranks
 from services.engine.rows import Rows
 from services.engine.runner import Runner
 
@@ -36,6 +37,7 @@ class LoadedModel:
     fingerprint: str
     layout: str
     load_s: float
+    ranks: Ranks
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -44,19 +46,22 @@ def load_model(config: EngineConfig) -> LoadedModel:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = choose_device(config)
+    ranks = join_ranks(config)
     model, open_source = _open_model(config)
+    ranks.check({"num_attention_heads": model.num_heads, "num_key_value_heads": model.num_kv_heads})
     dtype: torch.dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
     with torch.inference_mode():
-        decoder = build_decoder(model, Weights(open_source(device, dtype), device, dtype))
-        bytes_per_token = kv_bytes_per_token(model, dtype)
-        num_slots = choose_num_slots(config, bytes_per_token, device)
-        pool = allocate_pool(model, num_slots, dtype, device)
+        source = open_source(device, dtype)
+        decoder = build_decoder(model, Weights(source, device, dtype, rank=ranks.rank, num_ranks=ranks.count))
+        bytes_per_token = kv_bytes_per_token(model, dtype) // ranks.count
+        num_slots = ranks.least(choose_num_slots(config, bytes_per_token, device))
+        pool = allocate_pool(model, num_slots, dtype, device, ranks.count)
     max_context = min(config.max_context_tokens or model.max_context_tokens, model.max_context_tokens, num_slots)
     rows = Rows(config.max_running_requests, max_context, padding_slot=num_slots)
     rope = rope_tables(model.rope, model.head_dim, max_context)
-    heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
+    heads = Heads(model.num_heads // ranks.count, model.num_kv_heads // ranks.count, model.head_dim)
     with torch.inference_mode():
-        runner = make_runner(decoder, pool, rows, heads, rope)
+        runner = make_runner(decoder, pool, rows, heads, rope, ranks)
     loaded = LoadedModel(
         config=model,
         runner=runner,
@@ -65,8 +70,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
         max_context_tokens=max_context,
         kv_bytes_per_token=bytes_per_token,
         fingerprint=model_fingerprint(Path(config.model), _load_name(config)),
-        layout=kv_layout(model, dtype, num_ranks=1),
+        layout=kv_layout(model, dtype, ranks.count),
         load_s=time.monotonic() - began,
+        ranks=ranks,
     )
     log.info("loaded %s (%s, %s) in %.1f s", config.model, model.family, dtype, loaded.load_s)
     return loaded

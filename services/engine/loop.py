@@ -58,6 +58,7 @@ class Engine:
         self._room = RoomMaker(self.state)
         self._results = ResultHandler(self.state)
         self._runner = model.runner
+        self.ranks = model.ranks
         self._transfer = transfer
         self._pushes, self._arrivals = self._open_transfer(transfer)
         admission = Admission(self.state, model.config.vocab_size)
@@ -172,6 +173,12 @@ class Engine:
         return [s for row in decode.tolist() if (s := self.state.sequence_of[row]) is not None]
 
 
+def follow(engine: Engine) -> None:
+    """Take rank 0's turns until its Shutdown, on the ranks above it. Raises what breaks the engine or the connection."""
+    while not engine.stopped:
+        engine.turn(engine.ranks.share([]))
+
+
 def serve(engine: Engine, channel: Channel) -> None:
     """Run until Shutdown. Raises what breaks the engine, or ControlProcessLostError."""
     gc.collect()
@@ -180,7 +187,7 @@ def serve(engine: Engine, channel: Channel) -> None:
     channel.send([engine.ready()])
     told = time.monotonic()
     while not engine.stopped:
-        commands = channel.receive()
+        commands = engine.ranks.share(channel.receive())
         with channel.stepping():
             events = engine.turn(commands)
         now = time.monotonic()

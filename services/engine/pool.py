@@ -43,9 +43,14 @@ def choose_num_slots(config: EngineConfig, bytes_per_token: int, device: torch.d
     return slots
 
 
-def allocate_pool(model: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]; the last slot is zero and absorbs padding."""
-    shape = (model.num_layers, num_slots + 1, 2 * model.num_kv_heads, model.head_dim)
+def allocate_pool(
+    model: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device, num_ranks: int = 1
+) -> Tensor:
+    """[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]; the last slot is zero and absorbs padding.
+
+    The heads are this rank's share of the model's.
+    """
+    shape = (model.num_layers, num_slots + 1, 2 * model.num_kv_heads // num_ranks, model.head_dim)
     try:
         pool = torch.empty(shape, dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as error:  # torch's CPU allocator raises RuntimeError, CUDA's a kind of it

@@ -8,7 +8,7 @@ from services.common.log import configure_logging
 from services.engine.channel import Channel, ControlProcessLostError
 from services.engine.config import ConfigError, EngineConfig, config_from_argv
 from services.engine.load import load_model
-from services.engine.loop import Engine, serve
+from services.engine.loop import Engine, follow, serve
 from services.engine.transfer_setup import open_transfer
 
 log = logging.getLogger("services.engine")
@@ -43,11 +43,15 @@ def run(config: EngineConfig, lifeline: int | None) -> None:
     transfer = open_transfer(config, model)
     try:
         engine = Engine(config, model, transfer)
+        if config.rank > 0:
+            follow(engine)
+            return
         if model.runner.backend.name == "cuda":  # small machines save the memory until somebody wants a grammar
             engine.state.grammars.warm()
         wake_fds = [] if transfer is None else [transfer.wake_fd]
         with Channel(config.endpoint, wake_fds, lifeline) as channel:
             serve(engine, channel)
     finally:
+        model.ranks.close()
         if transfer is not None:
             transfer.close()

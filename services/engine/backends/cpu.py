@@ -16,6 +16,7 @@ from services.engine.backends.interface import Heads, QkNorm
 from services.engine.batch import Batch
 from services.engine.models.experts import RoutedMlp
 from services.engine.models.layers import Decoder, GatedMlp, Linear
+from services.engine.ranks import Ranks
 from services.engine.transfer import layout
 
 
@@ -34,7 +35,8 @@ class CpuBackend:
     name = "cpu"
     pipeline_depth = 0
 
-    def __init__(self, pool: Tensor, slot_table: Ints, heads: Heads, rope: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, pool: Tensor, slot_table: Ints, heads: Heads, rope: tuple[Tensor, Tensor], ranks: Ranks) -> None:
+        self._ranks = ranks
         self.device = torch.device("cpu")
         self.pool = pool
         self._table = slot_table  # the host's own: nothing to copy
@@ -134,7 +136,7 @@ class CpuBackend:
 
     def reduce(self, x: Tensor) -> Tensor:
         """See Ops."""
-        return x
+        return self._ranks.total(x)
 
     def attend(self, layer: int, qkv: Tensor, norm: QkNorm | None) -> Tensor:
         """See Ops."""

@@ -41,10 +41,16 @@ class _Kept:
 
 
 class Grammars:
-    """Owned by the engine's loop. `load` makes the compiler, in a thread, when the first grammar is wanted."""
+    """Owned by the engine's loop. `load` makes the compiler, in a thread, when the first grammar is wanted.
 
-    def __init__(self, load: Callable[[], Compiler], clock: Callable[[], float] = time.monotonic) -> None:
+    `refusal`: why every grammar is refused, at once: ranks that compile each at its own pace would part ways.
+    """
+
+    def __init__(
+        self, load: Callable[[], Compiler], clock: Callable[[], float] = time.monotonic, refusal: str | None = None
+    ) -> None:
         self._load = load
+        self._refusal = refusal
         self._clock = clock
         self._compiler: Future[Compiler] | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "grammar")
@@ -83,10 +89,13 @@ class Grammars:
         return [(job, problem) for job, problem in problems if problem is not None and not job.is_over]
 
     def _begin(self, spec: GrammarSpec) -> Ticket:
+        ticket = Ticket(Future())
+        if self._refusal is not None:
+            ticket.work.set_exception(GrammarError(self._refusal))
+            return ticket
         self.warm()
         assert self._compiler is not None
         compiler = self._compiler
-        ticket = Ticket(Future())
 
         def run() -> None:
             try:
@@ -103,7 +112,7 @@ class Grammars:
         return ticket
 
 
-def open_grammars(model: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars:
+def open_grammars(model: Path, vocab_size: int, eos_token_ids: tuple[int, ...], refusal: str | None = None) -> Grammars:
     """For a model folder with a tokenizer.json, or a file in one."""
 
     def load() -> Compiler:
@@ -112,4 +121,4 @@ def open_grammars(model: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) 
 
         return GrammarCompiler(model if model.is_dir() else model.parent, vocab_size, eos_token_ids)
 
-    return Grammars(load)
+    return Grammars(load, refusal=refusal)

@@ -52,7 +52,10 @@ class Engine:
     def __init__(self, config: EngineConfig, model: LoadedModel, transfer: TransferEnd | None = None) -> None:
         self._model = model
         self._config = config
-        grammars = open_grammars(Path(config.model).expanduser(), model.config.vocab_size, model.config.eos_token_ids)
+        grammars = open_grammars(
+            Path(config.model).expanduser(), model.config.vocab_size, model.config.eos_token_ids,
+            refusal="grammars need an engine of one rank" if config.num_ranks > 1 else None,
+        )  # fmt: skip
         self.state = EngineState(model.rows, KvCache(model.num_slots, prefix_cache=config.prefix_cache), grammars)
         self._builder = StepBuilder(model.rows, config.chunk_tokens, config.push_tail_tokens)
         self._room = RoomMaker(self.state)
@@ -174,7 +177,7 @@ class Engine:
 
 
 def follow(engine: Engine) -> None:
-    """Take rank 0's turns until its Shutdown, on the ranks above it. Raises what breaks the engine or the connection."""
+    """Take rank 0's turns until its Shutdown, on a rank above it. Raises what breaks the engine or the connection."""
     while not engine.stopped:
         engine.turn(engine.ranks.share([]))
 

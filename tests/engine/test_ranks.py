@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.common import ipc
-from services.common.request import SamplingParams
+from services.common.request import GrammarKind, GrammarSpec, SamplingParams
 from services.engine.config import ConfigError
 from tests.engine.driver import Driver, engine_config
 from tests.engine.tiny import EOS, prompt_of, reference_greedy
@@ -21,6 +21,11 @@ def _commands(driver: Driver) -> list[ipc.Command]:
     return [*greedy, driver.admit(prompt_of(12), NUM_TOKENS, sampling=SamplingParams(temperature=0.9, seed=4))]
 
 
+def _constrained(driver: Driver) -> ipc.Admit:
+    grammar = GrammarSpec(GrammarKind.REGEX, "a+")
+    return driver.admit(prompt_of(5), NUM_TOKENS, sampling=SamplingParams(grammar=grammar))
+
+
 def _run_rank(rank: int, folder: Path, rendezvous: str, pipe: Connection) -> None:
     driver = Driver(folder, num_ranks=2, rank=rank, rendezvous=rendezvous)
     ranks = driver.engine.ranks
@@ -28,7 +33,9 @@ def _run_rank(rank: int, folder: Path, rendezvous: str, pipe: Connection) -> Non
     while driver.engine.has_work:
         driver.turn(*ranks.share([]))
     driver.check()
-    pipe.send([driver.tokens[key] for key in sorted(driver.tokens)])
+    tokens = [driver.tokens[key] for key in sorted(driver.tokens)]
+    driver.turn(*ranks.share([_constrained(driver)] if rank == 0 else []))
+    pipe.send((tokens, [refused.message for refused in driver.said(ipc.GrammarRefused)]))
     ranks.close()
 
 
@@ -52,7 +59,7 @@ def test_two_ranks_give_the_tokens_of_one(family: str, model_of: Any, tmp_path: 
     for process in processes:
         process.join(30)
     expected = [alone.tokens[key] for key in sorted(alone.tokens)]
-    assert outputs == [expected, expected]
+    assert outputs == [(expected, ["grammars need an engine of one rank"])] * 2
     assert expected[:3] == [reference_greedy(folder, prompt_of(n), NUM_TOKENS) for n in (1, 16, 40)]
 
 

@@ -12,6 +12,7 @@ from services.engine.backends.interface import Heads
 from services.engine.config import ConfigError, EngineConfig
 from services.engine.devices import choose_device, make_runner
 from services.engine.fingerprint import kv_layout, model_fingerprint
+from services.engine.memory import fits
 from services.engine.models.config import ModelConfig, read_model_config
 from services.engine.models.families import build_decoder
 from services.engine.models.rope import rope_tables
@@ -22,6 +23,9 @@ from services.engine.rows import Rows
 from services.engine.runner import Runner
 
 log = logging.getLogger(__name__)
+
+_SMALLER_MODEL = "choose a narrower dtype, a smaller model, or a device that nothing else is on"
+_SMALLER_STEPS = "lower memory_fraction (--kv-memory-fraction), max_running_requests or max_context_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     model, open_source = _open_model(config)
     ranks.check({"num_attention_heads": model.num_heads, "num_key_value_heads": model.num_kv_heads})
     dtype: torch.dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
-    with torch.inference_mode():
+    with torch.inference_mode(), fits(device, f"{config.model} in {dtype}", _SMALLER_MODEL):
         source = open_source(device, dtype)
         decoder = build_decoder(model, Weights(source, device, dtype, rank=ranks.rank, num_ranks=ranks.count))
         bytes_per_token = kv_bytes_per_token(model, dtype) // ranks.count
@@ -60,7 +64,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     rows = Rows(config.max_running_requests, max_context, padding_slot=num_slots)
     rope = rope_tables(model.rope, model.head_dim, max_context)
     heads = Heads(model.num_heads // ranks.count, model.num_kv_heads // ranks.count, model.head_dim)
-    with torch.inference_mode():
+    with torch.inference_mode(), fits(device, "what steps work in", _SMALLER_STEPS):
         runner = make_runner(decoder, pool, rows, heads, rope, ranks)
     loaded = LoadedModel(
         config=model,

@@ -5,7 +5,7 @@ every token before which less than `top_p` of their mass lies; min-p keeps `exp(
 together. What is left is drawn from by the Gumbel-max rule: `argmax(y + noise)`.
 
 A token's noise is a hash of the draw's 64-bit key and of the token's id, the same function as
-`services.engine.noise`: it depends on nothing else in the batch, nor on which other tokens are left (DESIGN R9).
+`services.engine.noise`: it depends on nothing else in the batch, nor on which other tokens are left (R9).
 
 * top-k: its threshold is found by counting above eight values a pass, each pass leaving an eighth of the range.
 * top-p: the winner among all is the winner in the nucleus if it lies inside, which the mass of the more likely tokens

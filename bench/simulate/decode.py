@@ -2,7 +2,7 @@
 
 A reservation holds its prompt's slots from the grant; it joins when its KV is there and decodes from the next step on.
 Where the next step lacks slots, reservations without KV are revoked, then the sequence of the latest arrival is
-preempted, never the last one (DESIGN R18); it comes back through the Router and is computed again in chunks.
+preempted, never the last one (R18); it comes back through the Router and is computed again in chunks.
 """
 
 from __future__ import annotations

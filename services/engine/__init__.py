@@ -1,1 +1,1 @@
-"""The engine: the process that owns a device, its model, its KV pool and its KV transfer (DESIGN section 5)."""
+"""The engine: the process that owns a device, its model, its KV pool and its KV transfer."""

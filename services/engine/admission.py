@@ -1,4 +1,4 @@
-"""Admit: a prompt comes in with slots and rows, or is deferred without a trace (DESIGN R19)."""
+"""Admit: a prompt comes in with slots and rows, or is deferred without a trace (R19)."""
 
 import numpy as np
 

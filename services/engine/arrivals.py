@@ -4,7 +4,7 @@
                    └─ Revoked, Abort: the receiver forgets the key and throws away what still comes
 
 Only this module's scatter writes received KV, into slots that the job owns and never into the prefix it shares; the
-prefix cache gets them after Joined (DESIGN R2).
+prefix cache gets them after Joined (R2).
 """
 
 import logging

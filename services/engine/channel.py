@@ -25,7 +25,7 @@ _HIGH_WATER_FRAMES = 10_000
 
 
 class ControlProcessLostError(Exception):
-    """The control process is gone or does not read: the engine ends, so that the pod starts both anew (DESIGN R15)."""
+    """The control process is gone or does not read: the engine ends, so that the pod starts both anew (R15)."""
 
 
 class Channel:

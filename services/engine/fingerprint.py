@@ -1,4 +1,4 @@
-"""Names of a model and of a KV layout: engines pair only when both are equal (DESIGN sections 1 and R13)."""
+"""Names of a model and of a KV layout: engines pair only when both are equal (R13)."""
 
 import hashlib
 from pathlib import Path

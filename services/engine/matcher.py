@@ -1,4 +1,4 @@
-"""Where one sequence stands in its grammar: a pure function of its output ids (DESIGN R9), and the mask that follows.
+"""Where one sequence stands in its grammar: a pure function of its output ids (R9), and the mask that follows.
 
 The mask of a token needs the id before it. That id is copied to the host on its own, behind the sampling that drew it,
 so waiting for it does not wait for the forward pass that has been launched since.

@@ -1,4 +1,4 @@
-"""Sampling noise as a pure function of (seed, choice, output position, token id) (DESIGN R9).
+"""Sampling noise as a pure function of (seed, choice, output position, token id) (R9).
 
 A 64-bit key is hashed from the first three (splitmix64, Steele et al., OOPSLA 2014), and a token's noise from the key
 and its id by two rounds of 32-bit mixing. So a token's noise depends neither on the batch, nor on the worker, nor on

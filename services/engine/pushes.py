@@ -1,4 +1,4 @@
-"""KV on its way out of a prefill engine: pages filled as chunks are computed, one push a placed job (DESIGN R2, R3).
+"""KV on its way out of a prefill engine: pages filled as chunks are computed, one push a placed job (R2, R3).
 
     Place ── KV computed so far ──> gather into free pages ──> KvSender ── all landed ──> PushDone
                                                                    └─ any other outcome ──> TransferFailed

@@ -1,4 +1,4 @@
-"""KV transfer between engines over UCX (DESIGN R1 to R3, R13, R16).
+"""KV transfer between engines over UCX (R1 to R3, R13, R16).
 
 `KvSender` lives in a prefill engine, `KvReceiver` in a decode engine, one per rank. Each owns one thread that owns all
 of UCX; the engine's loop thread owns all KV compute and meets the transfer only through `PagePool`, a few non-blocking

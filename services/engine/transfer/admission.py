@@ -1,4 +1,4 @@
-"""Where an announced payload is received: a page, or the scratch page when nobody wants it (DESIGN R3).
+"""Where an announced payload is received: a page, or the scratch page when nobody wants it (R3).
 
 An attempt is expected (its slots are allocated), gone (it left a tombstone), or never heard of. The last may be early:
 another rank can hear of its reservation later than a fast sender. It waits for a moment, then counts as gone.

@@ -17,9 +17,9 @@ class TransferConfig:
     peer_id: str
     """This process, as its peers name it in logs and metrics."""
     incarnation: str
-    """Random name of this start of the process (DESIGN section 1)."""
+    """Random name of this start of the process."""
     group: str
-    """Names (model fingerprint, layout), at any length: only equal groups talk (DESIGN R13)."""
+    """Names (model fingerprint, layout), at any length: only equal groups talk (R13)."""
     rank: int = 0
     credit: int = 4
     """Receiver: payloads one peer may have announced and not yet been answered for."""
@@ -28,11 +28,11 @@ class TransferConfig:
     checksum: bool = False
     """Sender: CRC-32 of every payload, checked by the receiver. Costs about a millisecond a MB on each side."""
     require_lane: Lane | None = None
-    """Refuse peers that UCX reaches only by a slower lane (DESIGN R16)."""
+    """Refuse peers that UCX reaches only by a slower lane (R16)."""
     connect_timeout_s: float = 5.0
     """From `connect` to proven, and from accept to hello."""
     push_timeout_s: float = 30.0
-    """From announce to answer; beyond it the endpoint is closed (DESIGN R1)."""
+    """From announce to answer; beyond it the endpoint is closed (R1)."""
     silence_s: float = 5.0
     """A peer that says nothing for so long is lost; each side speaks at least once in `heartbeat_s`."""
     heartbeat_s: float = 1.0

@@ -20,7 +20,7 @@ class LostReason(Enum):
     REFUSED = "refused"
     """The peer said no, or we did: protocol, group, incarnation, rank or page size differ. Trying again cannot help."""
     LANE = "lane_too_slow"
-    """`require_lane` names a faster lane than UCX found (DESIGN R16)."""
+    """`require_lane` names a faster lane than UCX found (R16)."""
     PROOF = "proof_failed"
     """The test page did not arrive as it was sent."""
     ENDPOINT = "endpoint_failed"

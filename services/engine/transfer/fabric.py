@@ -1,7 +1,7 @@
 """UCX of one engine rank: context, worker, listener, links. Everything but the constructor runs on the transfer thread.
 
 UCXX's synchronous classes are driven here by a plain loop, not its asyncio layer: a transfer is then an object that UCX
-reports on, with no coroutine that a cancelled task could abandon (DESIGN R1), and a message costs no scheduling.
+reports on, with no coroutine that a cancelled task could abandon (R1), and a message costs no scheduling.
 """
 
 import logging

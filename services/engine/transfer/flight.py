@@ -12,7 +12,7 @@ OnDone: TypeAlias = Callable[[str | None], None]
 
 
 class Flight:
-    """One UCX request and the memory it refers to, kept alive and owned until UCX reports it (DESIGN R1).
+    """One UCX request and the memory it refers to, kept alive and owned until UCX reports it (R1).
 
     Owned by the `Fabric`, on the transfer thread. UCXX does not hold the memory: dropping it early sends or overwrites
     whatever is allocated there next.

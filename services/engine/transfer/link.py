@@ -12,7 +12,7 @@ from services.engine.transfer.pages import Page
 class Link:
     """Owns an endpoint and its flights: open -> closed (endpoint closed by force) -> drained (no flight left).
 
-    Between closed and drained the pages of its flights are QUARANTINED (DESIGN R1). Made by `Fabric`.
+    Between closed and drained the pages of its flights are QUARANTINED (R1). Made by `Fabric`.
     """
 
     def __init__(self, endpoint: UcxObject) -> None:

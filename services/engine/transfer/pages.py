@@ -1,4 +1,4 @@
-"""Transfer pages: the only memory UCX touches (DESIGN R2).
+"""Transfer pages: the only memory UCX touches (R2).
 
 A page is in one of four states, and only these moves exist:
 

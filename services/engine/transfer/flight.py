@@ -18,9 +18,11 @@ class Flight:
     whatever is allocated there next.
     """
 
-    __slots__ = ("array", "on_done", "page", "request")
+    __slots__ = ("array", "is_send", "on_done", "page", "request")
 
-    def __init__(self, request: UcxObject, array: UcxObject, page: Page | None, on_done: OnDone) -> None:
+    def __init__(
+        self, request: UcxObject, array: UcxObject, page: Page | None, on_done: OnDone, *, is_send: bool
+    ) -> None:
         self.request = request
         self.array = array
         """UCXX's view of the memory, which holds the buffer."""
@@ -28,6 +30,7 @@ class Flight:
         """The page it lies in, or None for control messages and the scratch page."""
         self.on_done = on_done
         """Called once."""
+        self.is_send = is_send
 
     @property
     def is_done(self) -> bool:

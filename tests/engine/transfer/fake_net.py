@@ -139,4 +139,4 @@ class FakeLink:
             page.lend()
         if not self.is_alive:
             request.complete("connection reset")
-        self._flights.append(Flight(request, None, page, on_done))
+        self._flights.append(Flight(request, None, page, on_done, is_send=False))

@@ -38,7 +38,7 @@ $(BIN)/python:
 
 # torch comes first and alone: its CPU build has a version of its own (+cpu) that PyPI does not carry.
 $(VENV)/.deps: requirements-cpu.txt requirements-dev.txt | $(BIN)/python
-	$(call say,2/4 dependencies: the first time about 600 MB and a few minutes)
+	$(call say,2/4 dependencies: the first time this takes a few minutes)
 	@torch="$$(grep '^torch==' requirements-cpu.txt)+cpu"; \
 	$(BIN)/python -m pip install --quiet "$$torch" 2>/dev/null || { \
 		$(BIN)/python -m pip install $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) "$$torch","$${torch%+cpu}"); }

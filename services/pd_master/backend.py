@@ -67,6 +67,10 @@ class Models(Protocol):
         """How full the workers are, as their last heartbeats said."""
         ...
 
+    def num_slots(self, name: str) -> int:
+        """Slots of the largest pool that decodes for a model now; 0 when there is none."""
+        ...
+
     def num_pairs(self) -> int:
         """Proven pairs and mixed workers that take requests now; at 0 a request gets 503."""
         ...

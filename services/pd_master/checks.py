@@ -7,6 +7,8 @@ from typing import Any
 from services.common.config import GatewayConfig
 from services.common.errors import ContextLengthError, InvalidRequestError
 from services.pd_master.backend import ServedModel
+from services.pd_master.gateway import Target
+from services.pd_master.selector import output_room
 
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
 
@@ -22,15 +24,25 @@ def choice_count(wanted: int | None, config: GatewayConfig, *, param: str) -> in
     return count
 
 
-def fit_output(num_prompt_tokens: int, wanted: int | None, model: ServedModel, *, param: str) -> int:
-    """Tokens to generate at most: what was asked for, or all that fits. Raises ContextLengthError (`param`)."""
-    room = model.max_context_tokens - num_prompt_tokens
+def fit_output(
+    num_prompt_tokens: int, wanted: int | None, target: Target, *, param: str, num_choices: int = 1,
+    default: int | None = None,
+) -> int:  # fmt: skip
+    """Tokens to generate at most: what was asked for, or `default`, or all that fits the context and the KV pools.
+
+    Raises ContextLengthError (`param`) for what was asked for and does not fit the context; what does not fit any pool
+    is refused where workers are chosen.
+    """
+    context = target.model.max_context_tokens
+    room = context - num_prompt_tokens
     if wanted is None:
-        return room
+        if target.num_slots:  # else nobody decodes now, which is said where workers are chosen
+            room = min(room, max(output_room(num_prompt_tokens, num_choices, target.num_slots), 1))
+        return room if default is None else min(room, default)
     if wanted > room:
         raise ContextLengthError(
             f"{param}: {num_prompt_tokens} prompt tokens and {wanted} new ones do not fit the model's context "
-            f"of {model.max_context_tokens} tokens",
+            f"of {context} tokens",
             param=param,
         )
     return wanted

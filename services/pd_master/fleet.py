@@ -10,7 +10,7 @@ from services.common.gateway_messages import WorkerCard
 from services.common.messages import Joined, MasterRef, Prefilling, Reconcile, Role, WorkerMessage, WorkerRef
 from services.pd_master.backend import ServedModel, StageListener, TokenLoad
 from services.pd_master.registry import Registry, WorkHandler
-from services.pd_master.selector import count_pairs
+from services.pd_master.selector import count_pairs, most_slots
 
 
 class Fleet:
@@ -65,6 +65,10 @@ class Fleet:
             for stage in stages
         ]
         return max(loads, key=lambda load: load.demand)
+
+    def num_slots(self, name: str) -> int:
+        """Slots of the largest pool that decodes for a model now; 0 when there is none."""
+        return most_slots(name, self._registry.snapshot())
 
     def num_pairs(self) -> int:
         """Proven pairs and mixed workers that take requests now."""

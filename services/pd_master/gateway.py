@@ -29,6 +29,8 @@ class Target:
 
     model: ServedModel
     text: ModelText
+    num_slots: int = 0
+    """Of the largest KV pool that decodes for it now; 0 when there is none."""
 
 
 class Gateway:
@@ -71,7 +73,8 @@ class Gateway:
         else:
             names = ", ".join(model.name for model in served)
             raise ModelNotFoundError(f"several models are served, name one of: {names}", param="model")
-        return Target(model, await self.tokenizers.text_of(model.tokenizer_dir))
+        text = await self.tokenizers.text_of(model.tokenizer_dir)
+        return Target(model, text, self.models.num_slots(model.name))
 
     async def start(self, request: Request, *, api: str, arrived: float) -> LiveRequest:
         """Dispatch a request. `arrived`: `now()` when its handling began.

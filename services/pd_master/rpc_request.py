@@ -30,7 +30,9 @@ def build_request(call: GenerationCall, target: Target, config: GatewayConfig, r
     _check_sampling(call.sampling, model)
     _check_stop(call.stop, model)
     prompt_ids = _prompt_ids(call, target)
-    max_new = checks.fit_output(len(prompt_ids), call.max_new_tokens, model, param="stop.max_new_tokens")
+    max_new = checks.fit_output(
+        len(prompt_ids), call.max_new_tokens, target, param="stop.max_new_tokens", num_choices=num_choices
+    )
     if call.stop.min_new_tokens > max_new:
         raise _at("stop.min_new_tokens", f"more than the {max_new} tokens that may be generated")
     deadlines = (config.deadline_s, options.deadline_s, remaining_s)

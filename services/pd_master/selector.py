@@ -133,6 +133,17 @@ def count_pairs(snapshot: Snapshot) -> int:
     return mixed + sum(_are_paired(one, other) for one in usable for other in usable)
 
 
+def most_slots(model: str, snapshot: Snapshot) -> int:
+    """Slots of the largest pool that decodes for a model now; 0 when there is none."""
+    views = [view for view in snapshot.workers if view.takes_work and view.model == model]
+    return max((view.limits.num_slots for view in views if view.role is not Role.PREFILL), default=0)
+
+
+def output_room(num_prompt_tokens: int, num_choices: int, num_slots: int) -> int:
+    """Most output tokens a choice with which a request fits an idle pool (R20); below 1 when its prompt does not."""
+    return (num_slots - 1 - num_prompt_tokens) // num_choices - EXTENT_SLOTS
+
+
 def _are_paired(prefill: WorkerView, decode: WorkerView) -> bool:
     return (
         prefill.role is Role.PREFILL
@@ -152,8 +163,8 @@ def _can_hold(request: Request, view: WorkerView, partners: list[WorkerView] | N
 
 def _fits_decode(request: Request, limits: Limits) -> bool:
     """Whether prompt and all output fit an idle pool (R20)."""
-    most = request.num_choices * (request.stop.max_new_tokens + EXTENT_SLOTS)
-    return len(request.prompt_ids) + most < limits.num_slots
+    room = output_room(len(request.prompt_ids), request.num_choices, limits.num_slots)
+    return request.stop.max_new_tokens <= room
 
 
 def _time_to_compute(views: list[WorkerView], cached_tokens: Mapping[WorkerRef, int]) -> Callable[[WorkerView], float]:

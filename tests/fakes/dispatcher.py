@@ -20,6 +20,7 @@ class FakeModel:
     tokenizer_dir: Path
     max_context_tokens: int = 512
     vocab_size: int = 49152
+    num_slots: int = 65536
 
 
 class FakeModels:
@@ -40,6 +41,10 @@ class FakeModels:
 
     def workers(self) -> list[WorkerCard]:
         return [WorkerCard("p-0", "prefill", "tiny", True, False, 1, 2, 0.5)]
+
+    def num_slots(self, name: str) -> int:
+        """Of the model's largest pool."""
+        return self.model(name).num_slots
 
     def num_pairs(self) -> int:
         """One."""

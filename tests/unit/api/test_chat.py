@@ -2,13 +2,17 @@
 
 import contextlib
 import json
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
 from services.common.errors import NoWorkerError, OverloadedError, WorkerFailedError
+from services.common.messages import Limits, Load, Role, WorkerRef
 from services.common.request import FinishReason
+from services.pd_master.selector import Snapshot, WorkerView, choose
+from tests.fakes.dispatcher import FakeModel
 from tests.unit.api.conftest import Api
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -179,6 +183,20 @@ async def test_length_is_the_finish_reason_at_the_limit(api: Api) -> None:
     answer = await api.openai.chat.completions.create(model="tiny", messages=HELLO, max_tokens=2)
     assert answer.choices[0].finish_reason == FinishReason.LENGTH.value
     assert answer.usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_without_a_limit_a_chat_gets_what_fits_the_pool(api: Api, tiny_model: Path, n: int) -> None:
+    """A context that no pool has room for is no reason to refuse who did not ask for it."""
+    vocab_size = api.text.vocab_size
+    api.models.served = [FakeModel("tiny", tiny_model, vocab_size=vocab_size, max_context_tokens=512, num_slots=200)]
+    await api.openai.chat.completions.create(model="tiny", messages=HELLO, n=n)
+    request = api.dispatcher.requests[0]
+    limits = Limits(200, 8, 512, vocab_size, (0,), 64)
+    worker = WorkerRef("w", "1")
+    view = WorkerView(worker, Role.MIXED, "g", "tiny", "w:1", limits, Load(), True, frozenset(), 0, 0)
+    assert choose(request, frozenset(), Snapshot((view,), 0.0)).prefill == worker
+    assert request.stop.max_new_tokens == (199 - len(request.prompt_ids)) // n - 32
 
 
 async def test_raw_stream_is_events_with_done(api: Api) -> None:

@@ -7,7 +7,7 @@ import pytest
 from services.common.errors import ContextLengthError, NoWorkerError, OverloadedError
 from services.common.messages import Limits, Load, Role, WorkerRef
 from services.common.request import Request, SamplingParams, StopParams
-from services.pd_master.selector import Snapshot, WorkerView, choose, choose_decode
+from services.pd_master.selector import Snapshot, WorkerView, choose, choose_decode, most_slots, output_room
 
 LIMITS = Limits(1_000, 8, 1_000, 100, (0,), 64)
 REQUEST = Request("r", "m", [1] * 10, SamplingParams(), StopParams(20))
@@ -106,6 +106,27 @@ def test_request_goes_where_it_fits() -> None:
     large = Request("r", "m", [1] * 10, SamplingParams(), StopParams(2_000))
     roomy = view("d1", Role.DECODE, limits=Limits(5_000, 8, 5_000, 100, (0,), 64), load=Load(demand_ratio=0.9))
     assert pick(P0, D0, roomy, request=large) == "p0+d1"
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_all_the_output_there_is_room_for_is_taken_and_not_one_token_more(num_choices: int) -> None:
+    room = output_room(len(REQUEST.prompt_ids), num_choices, LIMITS.num_slots)
+    for max_new_tokens in (room, room + 1):
+        stop = StopParams(max_new_tokens)
+        request = Request("r", "m", REQUEST.prompt_ids, SamplingParams(), stop, num_choices=num_choices)
+        if max_new_tokens == room:
+            assert pick(P0, D0, request=request) == "p0+d0"
+        else:
+            with pytest.raises(ContextLengthError):
+                pick(P0, D0, request=request)
+
+
+def test_the_largest_pool_that_decodes_is_what_outputs_are_limited_to() -> None:
+    views = [P0, D0, view("d1", Role.DECODE, limits=Limits(3_000, 8, 1_000, 100, (0,), 64)),
+             view("p1", Role.PREFILL, limits=Limits(9_000, 8, 1_000, 100, (0,), 64)),
+             view("d2", Role.DECODE, limits=Limits(5_000, 8, 1_000, 100, (0,), 64), takes_work=False)]  # fmt: skip
+    assert most_slots("m", Snapshot(tuple(views), 0.0)) == 3_000
+    assert most_slots("other", Snapshot(tuple(views), 0.0)) == 0
 
 
 def test_mixed_worker_takes_both_halves() -> None:

@@ -48,7 +48,9 @@ class NativeEndpoint:
             target = await self._gateway.target(body.model)
             request = await self._gateway.tokenizers.run(build_request, body, target, self._gateway.config, label)
             if stream and request.num_choices > 1:
-                raise InvalidRequestError("parameters.n: a stream has one choice on this wire", param="parameters.n")
+                raise InvalidRequestError(
+                    "parameters.n: a stream has one choice on this wire, as in LightLLM", param="parameters.n"
+                )
             live = await self._gateway.start(request, api="native", arrived=arrived)
             call.headers_out.append((b"x-request-id", request.request_id.encode()))
             try:

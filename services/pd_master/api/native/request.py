@@ -42,8 +42,10 @@ def build_request(body: GenerateBody, target: Target, config: GatewayConfig, lab
     num_choices = checks.choice_count(_count(parameters), config, param="parameters.n")
     sampling = _sampling(parameters, model)
     prompt_ids = _prompt_ids(body, target)
-    wanted = parameters.max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, model.max_context_tokens - len(prompt_ids))
-    max_new = checks.fit_output(len(prompt_ids), wanted, model, param="parameters.max_new_tokens")
+    max_new = checks.fit_output(
+        len(prompt_ids), parameters.max_new_tokens, target, param="parameters.max_new_tokens",
+        num_choices=num_choices, default=DEFAULT_MAX_NEW_TOKENS,
+    )  # fmt: skip
     return Request(
         request_id=new_request_id(),
         model=model.name,

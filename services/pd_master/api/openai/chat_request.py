@@ -40,7 +40,7 @@ async def chat_request(gateway: Gateway, body: ChatBody, target: Target, label: 
         params = msgspec.structs.replace(params, grammar=plan.grammar)
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     param = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
-    max_new = checks.fit_output(len(prompt_ids), wanted, target.model, param=param)
+    max_new = checks.fit_output(len(prompt_ids), wanted, target, param=param, num_choices=num_choices)
     text = sampling.text_params(body)
     if plan.marks_are_special:
         text = msgspec.structs.replace(text, skip_special_tokens=False)

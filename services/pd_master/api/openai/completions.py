@@ -62,8 +62,10 @@ class CompletionsEndpoint:
         params = sampling.sampling_params(body, target, num_logprobs)
         params = msgspec.structs.replace(params, grammar=answer_grammar(body))
         prompt_ids = await self._prompt_ids(body, prompt, target)
-        max_tokens = body.max_tokens or min(DEFAULT_MAX_TOKENS, target.model.max_context_tokens - len(prompt_ids))
-        max_new = checks.fit_output(len(prompt_ids), max_tokens, target.model, param="max_tokens")
+        max_new = checks.fit_output(
+            len(prompt_ids), body.max_tokens, target, param="max_tokens", num_choices=num_choices,
+            default=DEFAULT_MAX_TOKENS,
+        )  # fmt: skip
         return Request(
             request_id=new_request_id(),
             model=target.model.name,

@@ -42,6 +42,26 @@ class GrammarSpec(msgspec.Struct, frozen=True):
     """The request field that it came from, for error messages."""
 
 
+class PromptPenalty(enum.Enum):
+    """Which penalties count the prompt's tokens as well as the output's."""
+
+    NONE = "none"
+    REPETITION = "repetition"
+    """The repetition penalty alone, as in transformers and vLLM."""
+    ALL = "all"
+    """Each penalty: the prompt is counted as if it were output."""
+
+
+class LengthPenalty(msgspec.Struct, frozen=True):
+    """The end becomes likelier from output position `start` on: the logit x of each token that ends the sequence gains
+    `|x| * (factor ** (position - start) - 1)`, as in transformers and LightLLM."""
+
+    start: int
+    """At least 0."""
+    factor: float
+    """At least 1."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the next token is chosen. A pure function of these, the output ids and the logits (R9)."""
 
@@ -52,14 +72,18 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    """Multiplicative, over prompt and output tokens (CTRL, arXiv 1909.05858)."""
+    """Multiplicative, over output tokens and, by `prompt_penalty`, the prompt's (CTRL, arXiv 1909.05858)."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    prompt_penalty: PromptPenalty = PromptPenalty.REPETITION
+    length_penalty: LengthPenalty | None = None
     seed: int = 0
     """64 bits. The gateway draws one when the client gave none, so every attempt repeats the same noise."""
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] = ()
     """Empty allows all."""
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    """The output never holds one of these: the last id of each is ruled out behind the ids before it."""
     num_logprobs: int | None = None
     """None: no log-probabilities. k: the chosen token's and the k most likely ones'."""
     grammar: GrammarSpec | None = None
@@ -75,6 +99,8 @@ class StopParams(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_strings: tuple[str, ...] = ()
     include_stop_string: bool = False
     ignore_eos: bool = False
+    include_eos: bool = False
+    """Leave the text of the model's end in the output; special tokens have none unless they are shown."""
 
 
 class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -4,16 +4,18 @@ import torch
 from torch import Tensor
 
 from services.common.request import SamplingParams
+from services.engine.bad_sequences import BadSequences
 from services.engine.jobs import Sequence
 from services.engine.matcher import Matcher, apply_masks
 from services.engine.noise import sequence_key
+from services.engine.penalties import TokenPenalties, lengthen
 
 
 class SequenceRules:
     """Parameters of one sequence made ready for its device; owned by the sampler.
 
-    Penalties need counts of the tokens so far. They live on the device and are updated as tokens are drawn, so that a
-    step need not wait for the host to learn the last one.
+    What depends on the tokens so far lives on the device and is updated as tokens are drawn, so that a step need not
+    wait for the host to learn the last one.
     """
 
     def __init__(self, sequence: Sequence, vocab_size: int, device: torch.device) -> None:
@@ -26,21 +28,15 @@ class SequenceRules:
         self._allowed = _ids(self.params.allowed_token_ids, device)
         self._bias_ids = _ids(tuple(self.params.logit_bias), device)
         self._bias = _upload(torch.tensor(list(self.params.logit_bias.values()), dtype=torch.float32), device)
-        self._penalised = (
-            self.params.repetition_penalty != 1.0
-            or self.params.presence_penalty != 0.0
-            or self.params.frequency_penalty != 0.0
-        )
-        self.matcher = None if job.grammar is None else Matcher(job.grammar.compiled, sequence.outputs)
-        self.always_plain = self.is_plain(0)
-        """Nothing begins to be asked for later: what masks stops only ends."""
-        if self._penalised:
-            self._counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
-            outputs = _upload(torch.tensor(sequence.outputs, dtype=torch.int64), device)
-            self._counts.index_add_(0, outputs, torch.ones(len(outputs), device=device))
-            self._in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self._penalties: TokenPenalties | None = None
+        if TokenPenalties.asked_for(self.params):
             prompt = _upload(torch.from_numpy(job.tokens[: job.num_prompt_tokens]), device).long()
-            self._in_prompt[prompt] = True
+            self._penalties = TokenPenalties(self.params, prompt, _ids(tuple(sequence.outputs), device), vocab_size)
+        bad = self.params.bad_sequences
+        self._bad = BadSequences(bad, sequence.outputs, device) if bad else None
+        self.matcher = None if job.grammar is None else Matcher(job.grammar.compiled, sequence.outputs)
+        self.always_plain = self.params.length_penalty is None and self.is_plain(0)
+        """Nothing begins to be asked for later: what masks stops only ends."""
 
     def is_plain(self, position: int) -> bool:
         """Whether the token at this output position is the argmax of the raw logits and nothing else is asked for."""
@@ -48,42 +44,41 @@ class SequenceRules:
 
     def edits(self, position: int) -> bool:
         """Whether `edit`, or the mask of a grammar, would change anything."""
-        edits = self._penalised or len(self._bias_ids) or len(self._allowed) or self._masks_stops(position)
-        return bool(edits or self.matcher is not None)
+        asked = self._penalties or self._bad or self.matcher
+        masks = len(self._bias_ids) or len(self._allowed) or self._masks_stops(position)
+        return bool(asked or masks or self._lengthens(position))
 
     def edit(self, logits: Tensor, position: int) -> None:
         """Apply penalties, bias and masks to logits [vocab_size], float32, in place. Grammars mask all rows together
         afterwards: `mask_grammars`."""
-        if self._penalised:
-            self._penalise(logits)
+        if self._penalties is not None:
+            self._penalties.apply(logits)
         if len(self._bias_ids):
             logits[self._bias_ids] += self._bias
+        if self.params.length_penalty is not None and self._lengthens(position):
+            lengthen(logits, self.params.length_penalty, self._stop_ids, position)
         if len(self._allowed):
             allowed = logits[self._allowed]
             logits.fill_(-torch.inf)
             logits[self._allowed] = allowed
+        if self._bad is not None:
+            self._bad.rule_out(logits)
         if self._masks_stops(position):
             logits[self._stop_ids] = -torch.inf
 
     def drawn(self, token_id: Tensor) -> None:
         """Count a token, [1] int64 on the device, that was drawn."""
-        if self._penalised:
-            self._counts.index_add_(0, token_id, torch.ones(1, device=token_id.device))
-        if self.matcher is not None:
-            self.matcher.drawn(token_id)
+        for part in (self._penalties, self._bad, self.matcher):
+            if part is not None:
+                part.drawn(token_id)
 
     def _masks_stops(self, position: int) -> bool:
         """Where there is a grammar, it alone says when the end may come."""
         return self.matcher is None and position < self._min_new_tokens and len(self._stop_ids) > 0
 
-    def _penalise(self, logits: Tensor) -> None:
-        """Repetition over prompt and outputs (CTRL, arXiv 1909.05858), presence and frequency over outputs."""
-        params, in_outputs = self.params, self._counts > 0
-        if params.repetition_penalty != 1.0:
-            factor = torch.where(logits > 0, 1.0 / params.repetition_penalty, params.repetition_penalty)
-            logits.copy_(torch.where(in_outputs | self._in_prompt, logits * factor, logits))
-        logits.sub_(self._counts, alpha=params.frequency_penalty)
-        logits.sub_(in_outputs.float(), alpha=params.presence_penalty)
+    def _lengthens(self, position: int) -> bool:
+        penalty = self.params.length_penalty
+        return penalty is not None and position > penalty.start and len(self._stop_ids) > 0
 
 
 def rules_of(sequence: Sequence, vocab_size: int, device: torch.device) -> SequenceRules:

@@ -8,9 +8,13 @@ from services.common.config import GatewayConfig
 from services.common.errors import ContextLengthError, InvalidRequestError
 from services.pd_master.backend import ServedModel
 from services.pd_master.gateway import Target
+from services.pd_master.model_text import ModelText
 from services.pd_master.selector import output_room
 
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
+
+MAX_BAD_TOKENS = 64
+"""Of one sequence that must not come."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy, as everywhere in the field."""
@@ -68,6 +72,18 @@ def check_ids(ids: Collection[int], model: ServedModel, param: str) -> None:
             raise InvalidRequestError(
                 f"{param}: token id {worst} is outside the model's vocabulary of {model.vocab_size}", param=param
             )
+
+
+def bad_sequences(words: Collection[str], text: ModelText, param: str) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of words that must not come. Tokenizes. Raises InvalidRequestError naming `param`."""
+    found: set[tuple[int, ...]] = set()
+    for at, word in enumerate(words):
+        sequences = text.sequences_of(word)
+        if not sequences or max(map(len, sequences)) > MAX_BAD_TOKENS:
+            problem = f"must be 1 to {MAX_BAD_TOKENS} tokens of this model"
+            raise InvalidRequestError(f"{param}[{at}]: {problem}", param=f"{param}[{at}]")
+        found |= sequences
+    return tuple(sorted(found))
 
 
 def checked_prompt_ids(ids: list[int], model: ServedModel, param: str) -> list[int]:

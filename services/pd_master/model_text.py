@@ -51,6 +51,13 @@ class ModelText:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def sequences_of(self, word: str) -> set[tuple[int, ...]]:
+        """The token ids that a word is written as inside a text: by itself, and behind a space where that is part of
+        its first token."""
+        bare, spaced = (tuple(self.encode(lead + word.lstrip(), add_special_tokens=False)) for lead in ("", " "))
+        as_first = len(spaced) == len(bare) and spaced[:1] != bare[:1]
+        return {ids for ids in (bare, spaced if as_first else bare) if ids}
+
     def is_special(self, token_id: int) -> bool:
         """Whether a token is a mark of the model's and no text."""
         return token_id in self._special_ids

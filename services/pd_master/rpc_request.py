@@ -17,6 +17,7 @@ from services.pd_master.tokenizer import encode_bounded
 ROLES = ("system", "user", "assistant", "tool")
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 10
+MAX_BAD_SEQUENCES = 512
 
 
 def build_request(call: GenerationCall, target: Target, config: GatewayConfig, remaining_s: float | None) -> Request:
@@ -61,6 +62,7 @@ def _grammar(call: GenerationCall) -> GrammarSpec | None:
     if given is None:
         return None
     _require(not call.sampling.allowed_token_ids, "sampling.allowed_token_ids", "cannot be combined with a grammar")
+    _require(not call.sampling.bad_sequences, "sampling.bad_sequences", "cannot be combined with a grammar")
     _require(not call.stop.min_new_tokens, "stop.min_new_tokens", "cannot be combined with a grammar")
     _require(not call.stop.ignore_eos, "stop.ignore_eos", "cannot be combined with a grammar")
     return checked_spec(given, "sampling.grammar.source")
@@ -125,8 +127,20 @@ def _check_sampling(params: SamplingParams, model: ServedModel) -> None:
     _require(all(-100 <= bias <= 100 for bias in biases), "sampling.logit_bias", "must be in [-100, 100]")
     top = params.num_logprobs
     _require(top is None or 0 <= top <= MAX_LOGPROBS, "sampling.num_logprobs", f"must be in [0, {MAX_LOGPROBS}]")
+    length = params.length_penalty
+    _require(length is None or length.start >= 0, "sampling.length_penalty.start", "must not be negative")
+    _require(length is None or 1 <= length.factor <= 100, "sampling.length_penalty.factor", "must be in [1, 100]")
+    _check_bad_sequences(params.bad_sequences, model)
     checks.check_ids(params.logit_bias, model, "sampling.logit_bias")
     checks.check_ids(params.allowed_token_ids, model, "sampling.allowed_token_ids")
+
+
+def _check_bad_sequences(sequences: tuple[tuple[int, ...], ...], model: ServedModel) -> None:
+    _require(len(sequences) <= MAX_BAD_SEQUENCES, "sampling.bad_sequences", f"more than {MAX_BAD_SEQUENCES}")
+    for at, ids in enumerate(sequences):
+        field = f"sampling.bad_sequences[{at}].ids"
+        _require(1 <= len(ids) <= checks.MAX_BAD_TOKENS, field, f"must be 1 to {checks.MAX_BAD_TOKENS} ids")
+        checks.check_ids(ids, model, field)
 
 
 def _check_stop(params: StopParams, model: ServedModel) -> None:

@@ -57,7 +57,7 @@ class ChoiceOutput:
         if self.finish is not None or (not token_ids and output.finish is None):
             return None
         assert skip >= 0, "the engine left out tokens"
-        silent = output.stop_token_id is not None and not self._request.stop.include_stop_string
+        silent = output.stop_token_id is not None and not self._shows_end(output.stop_token_id)
         shown = len(token_ids) - 1 if silent else len(token_ids)
         for token in token_ids[:shown]:
             self._pieces.append(self._text.push_one(token))
@@ -72,6 +72,10 @@ class ChoiceOutput:
         if output.finish is None and self._text.match is None:
             return Taken.GOES_ON
         return self._end(output)
+
+    def _shows_end(self, token_id: int) -> bool:
+        stop = self._request.stop
+        return stop.include_stop_string or (stop.include_eos and token_id in self._own_end)
 
     def _append_logprobs(self, output: SequenceOutput, skip: int) -> None:
         if self._logprobs is not None and output.logprobs is not None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.common.ipc import pack_ids
-from services.common.request import SamplingParams
+from services.common.request import LengthPenalty, PromptPenalty, SamplingParams
 from services.engine.drawing import draw
 from services.engine.noise import gumbel, noise_key
 from tests.engine.driver import GREEDY, Driver
@@ -81,13 +81,16 @@ def test_the_same_seed_gives_the_same_tokens_in_any_batch(llama: Path) -> None:
 
 def test_a_retry_with_output_ids_continues_as_the_first_attempt_did(llama: Path) -> None:
     sampling = SamplingParams(
-        temperature=1.2, seed=11, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.4, top_p=0.9
-    )
+        temperature=1.2, seed=11, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.4, top_p=0.9,
+        prompt_penalty=PromptPenalty.ALL, length_penalty=LengthPenalty(2, 1.1),
+        bad_sequences=((7,), (11, 12), (3, 4, 5), tuple(prompt_of(3))),
+    )  # fmt: skip
     prompt = prompt_of(18)
     driver = Driver(llama)
-    (whole,) = driver.outputs(driver.admit(prompt, 16, sampling=sampling))
-    for cut in (1, 5, 15):
-        retry = driver.admit(prompt, 16, sampling=sampling, output_ids=pack_ids(whole[:cut]))
+    (whole,) = driver.outputs(driver.admit(prompt, 16, sampling=sampling, stop_token_ids=(EOS,)))
+    assert len(whole) > 5
+    for cut in (1, 5, len(whole) - 1):
+        retry = driver.admit(prompt, 16, sampling=sampling, output_ids=pack_ids(whole[:cut]), stop_token_ids=(EOS,))
         assert driver.outputs(retry)[0] == whole[cut:]
 
 
@@ -175,3 +178,66 @@ def test_greedy_rows_are_not_disturbed_by_others(llama: Path) -> None:
     for i in (0, 2, 4):
         assert outputs[i] == reference_greedy(llama, prompt_of(10 + i), 8)
     assert all(0 <= token < VOCAB for tokens in outputs for token in tokens)
+
+
+def test_sequences_that_must_not_come_are_avoided_where_they_would(llama: Path) -> None:
+    driver, prompt = Driver(llama), prompt_of(20)
+    free = reference_greedy(llama, prompt, 10)
+    one, two, three = (free[4],), tuple(free[2:4]), tuple(free[5:8])
+    for bad in (one, two, three):
+        sampling = SamplingParams(temperature=0.0, bad_sequences=(bad, (1, 2, 3, 4)))
+        (tokens,) = driver.outputs(driver.admit(prompt, 10, sampling=sampling))
+        at = next(i for i in range(10) if tuple(free[i + 1 - len(bad) : i + 1]) == bad)
+        assert tokens[:at] == free[:at]
+        logits = reference_logits(llama, [*prompt, *free[:at]])[-1].clone()
+        logits[free[at]] = -torch.inf
+        assert tokens[at] == int(logits.argmax())
+        assert all(tuple(tokens[i : i + len(bad)]) != bad for i in range(10))
+
+
+def test_a_sequence_is_matched_within_the_output_alone(llama: Path) -> None:
+    prompt = prompt_of(20)
+    free = reference_greedy(llama, prompt, 4)
+    sampling = SamplingParams(temperature=0.0, bad_sequences=((prompt[-1], free[0]),))
+    driver = Driver(llama)
+    assert driver.outputs(driver.admit(prompt, 4, sampling=sampling)) == [free]
+
+
+def test_the_length_penalty_equals_transformers(llama: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    prompt = prompt_of(25)
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    ids = torch.tensor([prompt])
+    expected = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False, pad_token_id=0,
+        exponential_decay_length_penalty=(4, 1.15),
+    )[0, len(prompt) :].tolist()  # fmt: skip
+    assert 4 < len(expected) < 60
+    sampling = SamplingParams(temperature=0.0, length_penalty=LengthPenalty(4, 1.15))
+    driver = Driver(llama)
+    assert driver.outputs(driver.admit(prompt, 60, sampling=sampling, stop_token_ids=(EOS,))) == [expected]
+
+
+def test_penalties_count_of_the_prompt_what_they_are_told_to(llama: Path) -> None:
+    driver, prompt = Driver(llama), prompt_of(30)
+    first = reference_greedy(llama, prompt, 1)[0]
+    mentioned = (*prompt[:5], first, *prompt[6:])  # what would come first stands in the prompt already
+    first = reference_greedy(llama, mentioned, 1)[0]
+    mentioned = (*mentioned[:5], first, *mentioned[6:]) if first not in mentioned else mentioned
+    logits = reference_logits(llama, list(mentioned))[-1].clone()
+    seen = torch.tensor(sorted(set(mentioned)))
+    repeated = logits.clone()
+    repeated[seen] = torch.where(logits[seen] > 0, logits[seen] / 5.0, logits[seen] * 5.0)
+    subtracted = logits.clone()
+    subtracted[seen] -= 500.0
+    cases: list[tuple[PromptPenalty, dict[str, Any], torch.Tensor]] = [
+        (PromptPenalty.NONE, {"repetition_penalty": 5.0, "presence_penalty": 500.0}, logits),
+        (PromptPenalty.REPETITION, {"repetition_penalty": 5.0, "presence_penalty": 500.0}, repeated),
+        (PromptPenalty.ALL, {"repetition_penalty": 5.0}, repeated),
+        (PromptPenalty.ALL, {"presence_penalty": 500.0}, subtracted),
+    ]
+    for scope, params, expected in cases:
+        sampling = SamplingParams(temperature=0.0, prompt_penalty=scope, **params)
+        (tokens,) = driver.outputs(driver.admit(mentioned, 1, sampling=sampling))
+        assert tokens == [int(expected.argmax())], scope

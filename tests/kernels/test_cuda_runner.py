@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from services.common import ipc
-from services.common.request import SamplingParams
+from services.common.request import LengthPenalty, PromptPenalty, SamplingParams
 from services.engine import load
 from services.engine.backends.cuda import prefill_graphs
 from services.engine.backends.cuda.decode_graphs import ladder
@@ -85,14 +85,21 @@ SAMPLING = [
         temperature=0.8, min_p=0.05, logit_bias={3: 4.0, 8: -2.0}, allowed_token_ids=tuple(range(60)), seed=8
     ),
     SamplingParams(temperature=0.0, num_logprobs=2),
-]
+    SamplingParams(
+        temperature=0.7, repetition_penalty=1.4, prompt_penalty=PromptPenalty.ALL, seed=9,
+        length_penalty=LengthPenalty(0, 1.5), bad_sequences=((3,), *((i, j) for i in range(9) for j in range(60))),
+    ),
+]  # fmt: skip
 
 
 def test_every_way_of_sampling_equals_the_cpu_backend(engine: Engines, folder_of: Callable[[str], Path]) -> None:
     folder = folder_of("llama")
     runs = []
-    for driver in (Driver(folder, backend="cpu"), engine(folder)):
-        commands = [driver.admit(prompt_of(9 + i), TOKENS, sampling=each) for i, each in enumerate(SAMPLING)]
+    for driver in (Driver(folder, backend="cpu"), engine(folder, max_running_requests=len(SAMPLING))):
+        commands = [
+            driver.admit(prompt_of(9 + i), TOKENS, sampling=each, stop_token_ids=(EOS,))
+            for i, each in enumerate(SAMPLING)
+        ]
         tokens = driver.outputs(*commands)
         logprobs = [[p for step in driver.logprobs[c.job_id, 0] for p in (step.logprob, *(v for _, v in step.top))]
                     for c in commands]  # fmt: skip

@@ -9,8 +9,6 @@ from services.common.wire.generation import (
     delta_to_proto,
     request_from_proto,
     request_to_proto,
-    sampling_from_proto,
-    sampling_to_proto,
     stop_from_proto,
     stop_to_proto,
     text_from_proto,
@@ -23,6 +21,7 @@ from services.common.wire.reservation import (
     prefill_message_from_proto,
     prefill_message_to_proto,
 )
+from services.common.wire.sampling import sampling_from_proto, sampling_to_proto
 from services.common.wire.worker import worker_message_from_proto, worker_message_to_proto
 
 __all__ = [

@@ -13,7 +13,8 @@ from services.common.gateway_messages import (
 )
 from services.common.request import Delta
 from services.common.wire.errors import require
-from services.common.wire.generation import delta_to_proto, sampling_from_proto, stop_from_proto, text_from_proto
+from services.common.wire.generation import delta_to_proto, stop_from_proto, text_from_proto
+from services.common.wire.sampling import sampling_from_proto
 from sluice.v1 import gateway_pb2
 
 

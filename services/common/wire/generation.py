@@ -6,15 +6,13 @@ from services.common.request import (
     Delta,
     Finish,
     FinishReason,
-    GrammarKind,
-    GrammarSpec,
     Request,
-    SamplingParams,
     StopParams,
     TextParams,
     TokenLogprob,
 )
 from services.common.wire.errors import WireError, enum_from_proto, require
+from services.common.wire.sampling import sampling_from_proto, sampling_to_proto
 from sluice.v1 import types_pb2, worker_pb2
 
 _FINISH_TO_PROTO = {
@@ -23,46 +21,7 @@ _FINISH_TO_PROTO = {
     FinishReason.ABORT: types_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: types_pb2.FINISH_REASON_ERROR,
 }
-_GRAMMAR_TO_PROTO = {kind: types_pb2.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}") for kind in GrammarKind}
-_GRAMMAR_FROM_PROTO = {int(number): kind for kind, number in _GRAMMAR_TO_PROTO.items()}
 _FINISH_FROM_PROTO = {int(number): reason for reason, number in _FINISH_TO_PROTO.items()}
-
-
-def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
-    """Every field is set, so that the two sides need not agree on defaults."""
-    return types_pb2.SamplingParams(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        seed=params.seed,
-        logit_bias=params.logit_bias,
-        allowed_token_ids=params.allowed_token_ids,
-        num_logprobs=params.num_logprobs,
-        grammar=None if params.grammar is None else _grammar_to_proto(params.grammar),
-    )
-
-
-def sampling_from_proto(proto: types_pb2.SamplingParams) -> SamplingParams:
-    """Absent fields take their neutral values; an absent seed is 0 (the gateway draws one first). WireError when a
-    grammar has no kind."""
-    return SamplingParams(
-        temperature=proto.temperature if proto.HasField("temperature") else 1.0,
-        top_k=proto.top_k,
-        top_p=proto.top_p if proto.HasField("top_p") else 1.0,
-        min_p=proto.min_p,
-        repetition_penalty=proto.repetition_penalty if proto.HasField("repetition_penalty") else 1.0,
-        presence_penalty=proto.presence_penalty,
-        frequency_penalty=proto.frequency_penalty,
-        seed=proto.seed,
-        logit_bias=dict(proto.logit_bias),
-        allowed_token_ids=tuple(proto.allowed_token_ids),
-        num_logprobs=proto.num_logprobs if proto.HasField("num_logprobs") else None,
-        grammar=_grammar_from_proto(proto.grammar) if proto.HasField("grammar") else None,
-    )
 
 
 def stop_to_proto(params: StopParams) -> types_pb2.StopParams:
@@ -74,6 +33,7 @@ def stop_to_proto(params: StopParams) -> types_pb2.StopParams:
         stop_strings=params.stop_strings,
         include_stop_string=params.include_stop_string,
         ignore_eos=params.ignore_eos,
+        include_eos=params.include_eos,
     )
 
 
@@ -90,6 +50,7 @@ def stop_from_proto(proto: types_pb2.StopParams, default_max_new_tokens: int | N
         stop_strings=tuple(proto.stop_strings),
         include_stop_string=proto.include_stop_string,
         ignore_eos=proto.ignore_eos,
+        include_eos=proto.include_eos,
     )
 
 
@@ -182,15 +143,6 @@ def delta_from_proto(proto: types_pb2.TokenDelta) -> Delta:
         finish=_finish_from_proto(proto.finish) if proto.HasField("finish") else None,
         text_lengths=tuple(proto.text_lengths),
     )
-
-
-def _grammar_to_proto(grammar: GrammarSpec) -> types_pb2.Grammar:
-    return types_pb2.Grammar(kind=_GRAMMAR_TO_PROTO[grammar.kind], source=grammar.source, field=grammar.field)
-
-
-def _grammar_from_proto(proto: types_pb2.Grammar) -> GrammarSpec:
-    kind = enum_from_proto(_GRAMMAR_FROM_PROTO, proto.kind, "sampling.grammar.kind")
-    return GrammarSpec(kind, proto.source, proto.field)
 
 
 def _logprobs_from_proto(protos: Sequence[types_pb2.TokenLogprob]) -> list[TokenLogprob] | None:

@@ -185,6 +185,14 @@ async def test_length_is_the_finish_reason_at_the_limit(api: Api) -> None:
     assert answer.usage.completion_tokens == 2
 
 
+async def test_bad_words_are_sequences_of_tokens(api: Api) -> None:
+    words = [" Hello", "Hé", "🌍"]
+    await api.openai.chat.completions.create(model="tiny", messages=HELLO, extra_body={"bad_words": words})
+    bad = api.dispatcher.requests[0].sampling.bad_sequences
+    decoded = {api.text.decode(list(ids)) for ids in bad}
+    assert {"Hello", "Hé", "🌍"} <= decoded <= {"Hello", " Hello", "Hé", " Hé", "🌍", " 🌍"}
+
+
 @pytest.mark.parametrize("n", [1, 2])
 async def test_without_a_limit_a_chat_gets_what_fits_the_pool(api: Api, tiny_model: Path, n: int) -> None:
     """A context that no pool has room for is no reason to refuse who did not ask for it."""

@@ -104,6 +104,14 @@ BAD = [
     (gateway_pb2.GenerateRequest(text="word " * 3000), "text"),
     (ask(sampling=types_pb2.SamplingParams(top_p=0)), "sampling.top_p"),
     (ask(sampling=types_pb2.SamplingParams(temperature=-1)), "sampling.temperature"),
+    (
+        ask(sampling=types_pb2.SamplingParams(bad_sequences=[types_pb2.TokenSequence()])),
+        "sampling.bad_sequences[0].ids",
+    ),
+    (
+        ask(sampling=types_pb2.SamplingParams(length_penalty=types_pb2.LengthPenalty(factor=0.5))),
+        "sampling.length_penalty.factor",
+    ),
     (ask(sampling=types_pb2.SamplingParams(logit_bias={-1: 1})), "sampling.logit_bias"),
     (ask(stop=types_pb2.StopParams(max_new_tokens=0)), "stop.max_new_tokens"),
     (ask(stop=types_pb2.StopParams(max_new_tokens=9999)), "stop.max_new_tokens"),

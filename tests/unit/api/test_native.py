@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from services.common.errors import WorkerFailedError
+from services.common.request import LengthPenalty, PromptPenalty
 from tests.unit.api.conftest import Api
 
 
@@ -106,6 +107,23 @@ async def test_greedy_unless_do_sample_and_warm_enough(api: Api) -> None:
         assert api.dispatcher.requests[-1].sampling.temperature == expected
 
 
+async def test_penalties_are_the_wires(api: Api) -> None:
+    """Over the output alone, unless the prompt is to count as well."""
+    await post(api, "/generate", inputs="Hi", parameters={"repetition_penalty": 1.5})
+    given = {"input_penalty": True, "exponential_decay_length_penalty": [3, 1.5], "print_eos_token": True}
+    await post(api, "/generate", inputs="Hi", parameters=given)
+    plain, full = api.dispatcher.requests
+    assert (plain.sampling.prompt_penalty, plain.sampling.length_penalty) == (PromptPenalty.NONE, None)
+    assert not plain.stop.include_eos
+    assert (full.sampling.prompt_penalty, full.sampling.length_penalty) == (PromptPenalty.ALL, LengthPenalty(3, 1.5))
+    assert full.stop.include_eos
+
+
+async def test_a_stream_has_one_choice(api: Api) -> None:
+    response = await api.http.post("/generate_stream", json={"inputs": "Hi", "parameters": {"n": 2}})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "parameters.n")
+
+
 async def test_stop_sequences_are_strings_or_ids(api: Api) -> None:
     pair = api.text.encode("Hé")
     await post(api, "/generate", inputs="Hi", parameters={"stop_sequences": ["END", [7], pair]})
@@ -127,11 +145,11 @@ async def test_stop_sequences_are_strings_or_ids(api: Api) -> None:
         ({"inputs": "a", "parameters": {"n": 2, "best_of": 3}}, "parameters.best_of"),
         ({"inputs": "a", "parameters": {"n": 9}}, "parameters.n"),
         ({"inputs": "a", "parameters": {"guided_json": "{"}}, "parameters.guided_json"),
-        ({"inputs": "a", "parameters": {"input_penalty": True}}, "parameters.input_penalty"),
+        ({"inputs": "a", "parameters": {"input_penalty": 3}}, "parameters.input_penalty"),
         ({"inputs": "a", "parameters": {"stop_sequences": ["x"] * 11}}, "parameters.stop_sequences"),
         ({"inputs": "a", "parameters": {"stop_sequences": [[99999999]]}}, "parameters.stop_sequences"),
-        ({"inputs": "a", "parameters": {"exponential_decay_length_penalty": [1, 1.5]}},
-         "parameters.exponential_decay_length_penalty"),
+        ({"inputs": "a", "parameters": {"exponential_decay_length_penalty": [1, 0.5]}},
+         "parameters.exponential_decay_length_penalty[1]"),
         ({"inputs": "a", "multimodal_params": {"images": [{}]}}, "multimodal_params.images"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from services.common.ipc import SequenceOutput
-from services.common.request import Delta, FinishReason, Request, SamplingParams, StopParams, TokenLogprob
+from services.common.request import Delta, FinishReason, Request, SamplingParams, StopParams, TextParams, TokenLogprob
 from services.common.text import Vocabulary
 from services.worker.outputs import ChoiceOutput, Taken
 
@@ -33,10 +33,15 @@ def ids(text: str) -> list[int]:
 
 
 def output(
-    *stops: str, before: str = "", include: bool = False, num_logprobs: int | None = None, stop_id: int = 7
-) -> ChoiceOutput:
-    stop = StopParams(max_new_tokens=99, stop_strings=stops, include_stop_string=include, stop_token_ids=(stop_id,))
-    request = Request("ab" * 16, "m", [1], SamplingParams(num_logprobs=num_logprobs), stop)
+    *stops: str, before: str = "", include: bool = False, num_logprobs: int | None = None, stop_id: int = 7,
+    include_eos: bool = False, skip_special: bool = True,
+) -> ChoiceOutput:  # fmt: skip
+    stop = StopParams(
+        max_new_tokens=99, stop_strings=stops, include_stop_string=include, stop_token_ids=(stop_id,),
+        include_eos=include_eos,
+    )  # fmt: skip
+    text = TextParams(skip_special_tokens=skip_special)
+    request = Request("ab" * 16, "m", [1], SamplingParams(num_logprobs=num_logprobs), stop, text)
     return ChoiceOutput(vocabulary(), request, 0, ids(before), (EOS,))
 
 
@@ -50,6 +55,23 @@ def whole(log: ChoiceOutput) -> Delta:
     delta = log.since(0)
     assert delta is not None
     return delta
+
+
+@pytest.mark.parametrize(
+    ("include_eos", "skip_special", "shown"),
+    [(True, False, "Hi<|im_end|>"), (True, True, "Hi"), (False, False, "Hi")],
+)
+def test_the_models_own_end_is_shown_where_it_and_special_tokens_are_asked_for(
+    include_eos: bool, skip_special: bool, shown: str
+) -> None:
+    log = output(include_eos=include_eos, skip_special=skip_special)
+    tokens = ids("Hi")
+    log.take(step(0, [*tokens, EOS], FinishReason.STOP, EOS))
+    assert whole(log).text == shown
+    assert whole(log).token_ids == [*tokens, EOS]
+    other = output(include_eos=include_eos, skip_special=skip_special)
+    other.take(step(0, [*tokens, 7], FinishReason.STOP, 7))  # an id that the request stops at is not the model's end
+    assert whole(other).text == "Hi"
 
 
 def test_end_of_sequence_token_counts_and_shows_nothing() -> None:

@@ -4,7 +4,15 @@ from collections.abc import Callable
 
 from services.common.config import GatewayConfig
 from services.common.errors import InvalidRequestError
-from services.common.request import GrammarSpec, Request, SamplingParams, StopParams, TextParams
+from services.common.request import (
+    GrammarSpec,
+    LengthPenalty,
+    PromptPenalty,
+    Request,
+    SamplingParams,
+    StopParams,
+    TextParams,
+)
 from services.pd_master import checks
 from services.pd_master.api.native.schema import GenerateBody, Parameters
 from services.pd_master.backend import ServedModel
@@ -15,11 +23,7 @@ from services.pd_master.tokenizer import encode_bounded
 
 DEFAULT_MAX_NEW_TOKENS = 16384
 
-_UNSUPPORTED = (
-    "prompt_logprobs",
-    "input_penalty",
-    "print_eos_token",
-)
+_UNSUPPORTED = ("prompt_logprobs",)
 
 
 def refuse_unsupported(body: GenerateBody) -> None:
@@ -27,9 +31,6 @@ def refuse_unsupported(body: GenerateBody) -> None:
     for name in _UNSUPPORTED:
         if getattr(body.parameters, name):
             raise _at(name, "not supported by this server")
-    decay = body.parameters.exponential_decay_length_penalty
-    if decay is not None and decay[1] != 1.0:
-        raise _at("exponential_decay_length_penalty", "not supported by this server")
     for kind, items in (body.multimodal_params or {}).items():
         if items:
             param = f"multimodal_params.{kind}"
@@ -90,12 +91,19 @@ def _sampling(parameters: Parameters, model: ServedModel) -> SamplingParams:
         repetition_penalty=parameters.repetition_penalty if parameters.repetition_penalty is not None else 1.0,
         presence_penalty=parameters.presence_penalty or 0.0,
         frequency_penalty=parameters.frequency_penalty or 0.0,
+        prompt_penalty=PromptPenalty.ALL if parameters.input_penalty else PromptPenalty.NONE,
+        length_penalty=_length_penalty(parameters),
         seed=checks.seed_of(seed),
         logit_bias=parameters.logit_bias or {},
         allowed_token_ids=tuple(parameters.allowed_token_ids or ()),
         num_logprobs=0,  # every token on this wire shows its own
         grammar=_grammar(parameters),
     )
+
+
+def _length_penalty(parameters: Parameters) -> LengthPenalty | None:
+    given = parameters.exponential_decay_length_penalty
+    return None if given is None or given[1] == 1.0 else LengthPenalty(*given)
 
 
 _GRAMMARS: dict[str, Callable[[object, str], GrammarSpec]] = {
@@ -133,6 +141,7 @@ def _stop(parameters: Parameters, target: Target, max_new_tokens: int) -> StopPa
         stop_token_ids=tuple(sequence[0] for sequence in ids if len(sequence) == 1),
         stop_strings=tuple(strings),
         ignore_eos=parameters.ignore_eos or False,
+        include_eos=parameters.print_eos_token or False,
     )
 
 

@@ -8,6 +8,7 @@ from msgspec import Meta
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 StopSequence: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+LengthPenalty: TypeAlias = tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], Annotated[float, Meta(ge=1, le=100)]]
 StopIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=64)]
 
 
@@ -26,7 +27,7 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: Annotated[float, Meta(ge=0, le=100)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=0, le=100)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    exponential_decay_length_penalty: tuple[Annotated[int, Meta(ge=0)], Annotated[float, Meta(ge=1)]] | None = None
+    exponential_decay_length_penalty: LengthPenalty | None = None
     input_penalty: bool | None = None
     seed: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     ignore_eos: bool | None = None

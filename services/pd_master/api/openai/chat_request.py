@@ -36,8 +36,8 @@ async def chat_request(gateway: Gateway, body: ChatBody, target: Target, label: 
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling.sampling_params(body, target, num_logprobs)
     prompt_ids, plan = await gateway.tokenizers.run(chat_prompt, body, target)
-    if plan.grammar is not None:
-        params = msgspec.structs.replace(params, grammar=plan.grammar)
+    bad = await sampling.bad_sequences(gateway, body, target)
+    params = msgspec.structs.replace(params, grammar=plan.grammar, bad_sequences=bad)
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     param = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     max_new = checks.fit_output(len(prompt_ids), wanted, target, param=param, num_choices=num_choices)

@@ -60,7 +60,8 @@ class CompletionsEndpoint:
         ranked = wanted > (body.n or 1)
         num_logprobs = 0 if ranked and body.logprobs is None else body.logprobs
         params = sampling.sampling_params(body, target, num_logprobs)
-        params = msgspec.structs.replace(params, grammar=answer_grammar(body))
+        bad = await sampling.bad_sequences(self._gateway, body, target)
+        params = msgspec.structs.replace(params, grammar=answer_grammar(body), bad_sequences=bad)
         prompt_ids = await self._prompt_ids(body, prompt, target)
         max_new = checks.fit_output(
             len(prompt_ids), body.max_tokens, target, param="max_tokens", num_choices=num_choices,

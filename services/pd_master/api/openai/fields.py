@@ -12,6 +12,8 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+MAX_BAD_WORDS = 256
 
 MAX_TOP_LOGPROBS = 20
 TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
@@ -56,6 +58,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     seed: Int64 | None = None
     logit_bias: dict[TokenId, Bias] | None = None
     allowed_token_ids: list[TokenId] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
 
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
@@ -84,4 +87,3 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
     # Known, and refused with their names until an engine applies them.
     prompt_logprobs: Any = None
-    bad_words: Any = None

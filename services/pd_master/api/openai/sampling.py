@@ -5,12 +5,9 @@ from services.common.request import SamplingParams, StopParams, TextParams
 from services.pd_master import checks
 from services.pd_master.api.openai.fields import GenerationFields
 from services.pd_master.backend import ServedModel
-from services.pd_master.gateway import Target
+from services.pd_master.gateway import Gateway, Target
 
-_UNSUPPORTED = (
-    "prompt_logprobs",
-    "bad_words",
-)
+_UNSUPPORTED = ("prompt_logprobs",)
 
 
 def refuse_unsupported(fields: GenerationFields) -> None:
@@ -40,6 +37,13 @@ def sampling_params(fields: GenerationFields, target: Target, num_logprobs: int 
         allowed_token_ids=tuple(fields.allowed_token_ids or ()),
         num_logprobs=num_logprobs,
     )
+
+
+async def bad_sequences(gateway: Gateway, fields: GenerationFields, target: Target) -> tuple[tuple[int, ...], ...]:
+    """What `bad_words` are as token ids. Raises InvalidRequestError for a word that the model has no tokens for."""
+    if not fields.bad_words:
+        return ()
+    return await gateway.tokenizers.run(checks.bad_sequences, fields.bad_words, target.text, "bad_words")
 
 
 def stop_params(fields: GenerationFields, model: ServedModel, max_new_tokens: int) -> StopParams:

@@ -24,7 +24,7 @@ _STRUCTURED: dict[str, Callable[[object, str], GrammarSpec]] = {
     "choice": source.choice_grammar,
     "grammar": source.ebnf_grammar,
 }
-_CLASHES = ("min_tokens", "ignore_eos", "allowed_token_ids")
+_CLASHES = ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words")
 
 
 def answer_grammar(fields: GenerationFields) -> GrammarSpec | None:

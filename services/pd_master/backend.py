@@ -17,6 +17,11 @@ class ServedModel(Protocol):
         ...
 
     @property
+    def group(self) -> str:
+        """Of the workers: equal for those whose weights and layout are equal."""
+        ...
+
+    @property
     def tokenizer_dir(self) -> Path:
         """Folder with tokenizer, chat template and generation defaults, as a worker of the group sent them."""
         ...

@@ -20,6 +20,7 @@ class FakeModel:
     tokenizer_dir: Path
     max_context_tokens: int = 512
     vocab_size: int = 49152
+    group: str = "0123456789abcdef"
     num_slots: int = 65536
 
 

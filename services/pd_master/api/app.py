@@ -1,7 +1,7 @@
 """The ASGI application: finds the handler of a request, turns its errors into answers and counts what happened."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
 from services.common.errors import SluiceError
@@ -66,6 +66,8 @@ class App:
         call = HttpCall(scope, receive, send)
         route = self._route(call)
         note_parent(call.header(b"traceparent"))
+        if call.label:
+            call.name_answer(call.label)
         try:
             if self._keys is not None and not route.is_open:
                 self._keys.admit(call.header(b"authorization"), call.header(b"x-api-key"))
@@ -90,7 +92,8 @@ class App:
             return self._not_found
         route = methods.get("GET" if call.method == "HEAD" else call.method)
         if route is None:
-            return Route(_other_method, next(iter(methods.values())).errors)
+            is_open = call.method == "OPTIONS"
+            return Route(_other_method(methods), next(iter(methods.values())).errors, is_open)
         return route
 
     def _by_prefix(self, path: str) -> dict[str, Route] | None:
@@ -114,5 +117,14 @@ async def _no_such_path(call: HttpCall) -> None:
     raise NotFoundError(f"no such path: {call.path}")
 
 
-async def _other_method(call: HttpCall) -> None:
-    raise MethodNotAllowedError(f"{call.path} does not answer {call.method}")
+def _other_method(methods: Iterable[str]) -> Handler:
+    """Says which methods a path has: to OPTIONS as an answer, to any other as an error."""
+    allowed = ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"}))
+
+    async def handler(call: HttpCall) -> None:
+        call.headers_out.append((b"allow", allowed.encode()))
+        if call.method != "OPTIONS":
+            raise MethodNotAllowedError(f"{call.path} does not answer {call.method}, only {allowed}")
+        await call.reply_empty()
+
+    return handler

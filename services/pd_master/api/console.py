@@ -6,6 +6,7 @@ import msgspec
 
 from services.pd_master.api.app import Handler
 from services.pd_master.api.http import HttpCall
+from services.pd_master.api.native.answers import ConsoleView
 from services.pd_master.gateway import Gateway
 
 _TYPES = {
@@ -38,7 +39,7 @@ class ConsoleState:
     async def __call__(self, call: HttpCall) -> None:
         """Workers with their load, this master's requests by stage, and the models."""
         models = self._gateway.models
-        state = {
+        state: ConsoleView = {
             "version": self._version,
             "models": [model.name for model in models.models()],
             "num_pairs": models.num_pairs(),

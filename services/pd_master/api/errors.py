@@ -2,13 +2,29 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict
 
 import msgspec
 
 from services.common.errors import SluiceError
 
 ErrorShape: TypeAlias = Callable[[SluiceError], bytes]
+
+
+class ErrorBody(TypedDict):
+    """What went wrong: `param` is the path of the field at fault, `code` a word for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(TypedDict):
+    """Any answer with a status from 400 on, but for Anthropic's paths."""
+
+    error: ErrorBody
+
 
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -17,9 +33,8 @@ def openai_error(error: SluiceError) -> bytes:
     """`{"error": {"message", "type", "param", "code"}}`."""
     status = error.http_status
     kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return msgspec.json.encode(
-        {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
-    )
+    body: Error = {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    return msgspec.json.encode(body)
 
 
 def retry_after(error: SluiceError) -> list[tuple[bytes, bytes]]:

@@ -3,6 +3,7 @@
 from services.pd_master.api.http import HttpCall
 from services.pd_master.metrics import GatewayMetrics
 
+_OK = b'{"message":"Ok"}'
 _EXPOSITION = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -15,12 +16,12 @@ class HealthEndpoint:
 
     async def live(self, call: HttpCall) -> None:
         """The event loop turns."""
-        await call.reply(200, b'{"message":"Ok"}')
+        await call.reply(200, _OK)
 
     async def readiness(self, call: HttpCall) -> None:
         """Takes new requests."""
         if self.ready:
-            await call.reply(200, b'{"message":"Ok"}')
+            await call.reply(200, _OK)
         else:
             await call.reply(503, b'{"message":"Draining"}')
 

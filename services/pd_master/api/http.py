@@ -18,6 +18,9 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 JSON = b"application/json"
 
+_MAX_LABEL = 128
+"""Characters of a client's own id that are kept."""
+
 
 class ClientGoneError(RequestAbortedError):
     """The client closed the connection; nobody is there to read an answer."""
@@ -68,6 +71,16 @@ class HttpCall:
                 return bytes(value).decode("latin-1")
         return ""
 
+    @property
+    def label(self) -> str:
+        """The client's own id of this call, from `x-request-id`; empty when it sent none."""
+        return self.header(b"x-request-id")[:_MAX_LABEL]
+
+    def name_answer(self, request_id: str, header: bytes = b"x-request-id") -> None:
+        """Say in a response header which request this is. The client's own id, where it sent one, has its place."""
+        if header not in (name for name, _ in self.headers_out):
+            self.headers_out.append((header, request_id.encode()))
+
     async def body(self, max_bytes: int) -> bytes:
         """The whole body. Raises RequestTooLargeError, by the declared length before anything is read, and
         ClientGoneError when the client leaves in the middle of it."""
@@ -100,6 +113,13 @@ class HttpCall:
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
+
+    async def reply_empty(self) -> None:
+        """Answer with headers alone."""
+        self.started = self.finished = True
+        self.status = 204
+        await self._send({"type": "http.response.start", "status": 204, "headers": self.headers_out})
+        await self._send({"type": "http.response.body", "body": b""})
 
     async def start_events(self) -> None:
         """Begin a server-sent event stream with status 200."""

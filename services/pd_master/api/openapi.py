@@ -1,90 +1,17 @@
-"""The OpenAPI document of the HTTP API, made from the types that parse the bodies, so that it cannot differ from
-them."""
+"""The OpenAPI document of the HTTP API, made from the types that parse the bodies and hold the answers, so that it
+cannot differ from them."""
 
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from services.pd_master.api.anthropic.schema import CountBody, MessagesBody
+from services.pd_master.api.errors import Error
 from services.pd_master.api.http import HttpCall
-from services.pd_master.api.native.schema import GenerateBody, RootBody, TokensBody
-from services.pd_master.api.openai.chat_schema import ChatBody
-from services.pd_master.api.openai.completion_schema import CompletionBody
-from services.pd_master.api.responses.schema import ResponsesBody
+from services.pd_master.api.openapi_paths import GETS, MODEL, POSTS, Get, Post
+from services.pd_master.gateway import Gateway
 
-_ASK = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-class Post(NamedTuple):
-    """A path that takes a body."""
-
-    summary: str
-    body: type
-    example: dict[str, Any]
-    streams: bool = False
-
-
-class Get(NamedTuple):
-    """A path that only answers."""
-
-    summary: str
-    content_type: str = "application/json"
-
-
-POSTS = {
-    "/v1/chat/completions": Post(
-        "Chat, OpenAI's API", ChatBody, {"model": "demo", "messages": _ASK, "max_tokens": 32}, streams=True
-    ),
-    "/v1/completions": Post(
-        "Continue a prompt, OpenAI's API",
-        CompletionBody,
-        {"model": "demo", "prompt": "Once upon a time", "max_tokens": 32},
-        streams=True,
-    ),
-    "/v1/responses": Post(
-        "A response, OpenAI's API", ResponsesBody, {"model": "demo", "input": "Say hello."}, streams=True
-    ),
-    "/v1/messages": Post(
-        "The next message, Anthropic's API",
-        MessagesBody,
-        {"model": "demo", "max_tokens": 32, "messages": _ASK},
-        streams=True,
-    ),
-    "/v1/messages/count_tokens": Post(
-        "Tokens of messages, Anthropic's API", CountBody, {"model": "demo", "messages": _ASK}
-    ),
-    "/generate": Post(
-        "Continue a prompt, native API", GenerateBody, {"inputs": "The sky is", "parameters": {"max_new_tokens": 8}}
-    ),
-    "/generate_stream": Post(
-        "Continue a prompt, an event a token, native API",
-        GenerateBody,
-        {"inputs": "The sky is", "parameters": {"max_new_tokens": 8}},
-        streams=True,
-    ),
-    "/": Post(
-        "Either of them, by `stream`, native API", RootBody, {"inputs": "The sky is", "stream": False}, streams=True
-    ),
-    "/tokens": Post("Tokens of a text, native API", TokensBody, {"text": "The sky is blue."}),
-}
-
-GETS = {
-    "/v1/models": Get("Models that are served"),
-    "/token_load": Get("Load as shares of the KV slots"),
-    "/get_model_name": Get("The model's name"),
-    "/get_server_info": Get("Version, options and models"),
-    "/health": Get("Whether the process lives"),
-    "/healthz": Get("Whether the process lives"),
-    "/liveness": Get("Whether the process lives"),
-    "/readiness": Get("Whether it takes new requests"),
-    "/metrics": Get("Prometheus exposition", "text/plain"),
-    "/openapi.json": Get("This document"),
-    "/": Get("The console page", "text/html"),
-    "/console/console.css": Get("Its looks", "text/css"),
-    "/console/console.js": Get("Its script", "text/javascript"),
-    "/console/state": Get("Workers, load and requests by stage, as the console shows them"),
-}
+Schema = dict[str, Any]
 
 _ERRORS = {
     "400": "A field is wrong; the error names it",
@@ -98,17 +25,21 @@ _ERRORS = {
 }
 
 
-def build_document() -> dict[str, Any]:
-    """OpenAPI 3.1."""
-    types = {post.body for post in POSTS.values()}
-    ordered = sorted(types, key=lambda body: body.__name__)
+def build_document(model: str = "demo") -> dict[str, Any]:
+    """OpenAPI 3.2, which is the first that can tell what the events of a stream hold. `model`: for the examples."""
+    types: set[type] = {Error}
+    for post in POSTS.values():
+        types |= {post.body, post.answer, post.error} | ({post.event} if post.event else set())
+    types |= {get.answer for get in GETS.values() if get.answer}
+    ordered = sorted(types, key=lambda found: found.__qualname__)
     references, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(ordered, references, strict=True))
-    paths: dict[str, Any] = {path: {"get": _get(get)} for path, get in GETS.items()}
+    paths: dict[str, Any] = {path: {"get": _get(path, get, schema_of)} for path, get in GETS.items()}
     for path, post in POSTS.items():
-        paths.setdefault(path, {})["post"] = _post(post, schema_of[post.body])
+        paths.setdefault(path, {})["post"] = _post(post, schema_of, model)
+    paths["/get_model_name"]["post"] = paths["/get_model_name"]["get"]
     return {
-        "openapi": "3.1.0",
+        "openapi": "3.2.0",
         "info": {"title": "Sluice", "version": metadata.version("sluice"), "summary": "Serves large language models."},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
@@ -117,36 +48,59 @@ def build_document() -> dict[str, Any]:
 
 
 class OpenApiEndpoint:
-    """Handler of `GET /openapi.json`."""
+    """Handler of `GET /openapi.json`. Its examples name a model that is served, so they can be sent as they are."""
 
-    def __init__(self) -> None:
-        self._document = msgspec.json.encode(build_document())
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._documents: dict[str, bytes] = {}
 
     async def __call__(self, call: HttpCall) -> None:
         """The document."""
-        await call.reply(200, self._document)
+        served = self._gateway.models.models()
+        name = served[0].name if served else "demo"
+        if name not in self._documents:
+            self._documents = {name: msgspec.json.encode(build_document(name))}
+        await call.reply(200, self._documents[name])
 
 
-def _get(get: Get) -> dict[str, Any]:
-    answer: dict[str, Any] = {"description": "The answer", "content": {get.content_type: {}}}
-    return {"summary": get.summary, "responses": {"200": answer, "401": _error("401"), "503": _error("503")}}
+def _get(path: str, get: Get, schema_of: dict[type, Schema]) -> dict[str, Any]:
+    content: Schema = {} if get.answer is None else {"schema": schema_of[get.answer]}
+    errors = ["401", "503"]
+    shown: dict[str, Any] = {"summary": get.summary}
+    if path.endswith("}"):
+        name = path[path.index("{") + 1 : -1]
+        shown["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+        errors.append("404")
+    answers = {"200": {"description": "The answer", "content": {get.content_type: content}}}
+    if path == "/readiness":
+        answers["503"] = {"description": "It drains", "content": {get.content_type: content}}
+        errors.remove("503")
+    return {**shown, "responses": {**answers, **{status: _error(status, schema_of[Error]) for status in errors}}}
 
 
-def _post(post: Post, schema: dict[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if post.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-    body = {"application/json": {"schema": schema, "example": post.example}}
+def _post(post: Post, schema_of: dict[type, Schema], model: str) -> dict[str, Any]:
+    content: Schema = {"application/json": {"schema": schema_of[post.answer]}}
+    if post.event is not None:
+        content["text/event-stream"] = {"itemSchema": _event(schema_of[post.event])}
+    examples = {name: {"value": _with_model(example, model)} for name, example in post.examples.items()}
+    body = {"application/json": {"schema": schema_of[post.body], "examples": examples}}
+    errors = {status: _error(status, schema_of[post.error]) for status in _ERRORS}
     return {
         "summary": post.summary,
         "requestBody": {"required": True, "content": body},
-        "responses": {
-            "200": {"description": "The answer", "content": content},
-            **{status: _error(status) for status in _ERRORS},
-        },
+        "responses": {"200": {"description": "The answer", "content": content}, **errors},
     }
 
 
-def _error(status: str) -> dict[str, Any]:
-    schema = {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}}
+def _event(data: Schema) -> Schema:
+    """A server-sent event; OpenAI's streams end with one whose data is `[DONE]`."""
+    holds = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    return {"type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": holds}}
+
+
+def _with_model(example: dict[str, Any], model: str) -> dict[str, Any]:
+    return {**example, "model": model} if example.get("model") == MODEL else example
+
+
+def _error(status: str, schema: Schema) -> dict[str, Any]:
     return {"description": _ERRORS[status], "content": {"application/json": {"schema": schema}}}

@@ -31,7 +31,7 @@ def build_app(gateway: Gateway, health: HealthEndpoint, keys: ApiKeys | None = N
         "/liveness": Route(health.live, is_open=True),
         "/readiness": Route(health.readiness, is_open=True),
         "/metrics": Route(health.metrics, is_open=True),
-        "/openapi.json": Route(OpenApiEndpoint(), is_open=True),
+        "/openapi.json": Route(OpenApiEndpoint(gateway), is_open=True),
         "/v1/models": Route(models),
         "/token_load": Route(info.token_load),
         "/get_model_name": Route(info.model_name),

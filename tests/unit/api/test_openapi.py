@@ -2,38 +2,90 @@
 us."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 
-from services.pd_master.api.openapi import GETS, POSTS, build_document
+from services.pd_master.api.anthropic.answers import MessageError
+from services.pd_master.api.errors import Error
+from services.pd_master.api.openapi import build_document
+from services.pd_master.api.openapi_paths import GETS, MODEL, POSTS
 from services.pd_master.api.routes import build_app
+from tests.fakes.dispatcher import FakeModel
 from tests.unit.api.conftest import Api
+from tests.unit.api.test_tools import TOOLS_TEMPLATE
+from tests.unit.api.tiny_model import write_tiny_model
 
 DOCUMENT = build_document()
+OUTPUT = 'Hm.</think>Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 FUZZED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate")
 FUZZED = settings(
     max_examples=12, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("documented"), TOOLS_TEMPLATE)
+
+
+@pytest.fixture
+def tools_api(api: Api, folder: Path) -> Api:
+    """The server with a model that knows tools and thinks, and writes both."""
+    api.models.served = [FakeModel("tools", folder, vocab_size=api.text.vocab_size, max_context_tokens=4096)]
+    api.dispatcher.script.output = [api.text.encode(OUTPUT)]
+    return api
+
+
 async def test_every_route_is_in_the_document(api: Api) -> None:
     app = build_app(api.gateway, api.health)
     methods = {(path, method) for path, found in app.paths().items() for method in found}
-    documented = {(path, "GET") for path in GETS} | {(path, "POST") for path in POSTS}
-    assert methods == documented | {("/get_model_name", "POST")}
+    documented = {(path, method.upper()) for path, item in DOCUMENT["paths"].items() for method in item}
+    assert methods == documented - {("/v1/models/{model}", "GET")}
+    assert set(GETS) | set(POSTS) == set(DOCUMENT["paths"])
+
+
+async def test_its_examples_name_a_model_that_is_served(api: Api) -> None:
+    assert (await api.http.get("/openapi.json")).json() == build_document("tiny")
+    api.models.served.clear()
     assert (await api.http.get("/openapi.json")).json() == DOCUMENT
 
 
-@pytest.mark.parametrize("path", POSTS)
-async def test_examples_work(api: Api, path: str) -> None:
-    example = {**POSTS[path].example}
-    if "model" in example:
-        example["model"] = "tiny"
-    response = await api.http.post(path, json=example)
+def examples() -> list[Any]:
+    found = [(path, name) for path, post in POSTS.items() for name in post.examples]
+    return [pytest.param(path, name, id=f"{path}-{name}") for path, name in found]
+
+
+@pytest.mark.parametrize(("path", "name"), examples())
+async def test_examples_work_and_their_answers_are_as_documented(tools_api: Api, path: str, name: str) -> None:
+    post, example = POSTS[path], {**POSTS[path].examples[name]}
+    if example.get("model") == MODEL:
+        example["model"] = "tools"
+    response = await tools_api.http.post(path, json=example)
     assert response.status_code == 200, response.text
+    if response.headers["content-type"] == "application/json":
+        assert same(response.content, post.answer)
+        return
+    lines = [line for line in response.text.split("\n") if line.startswith("data:")]
+    events = [line.removeprefix("data:").strip() for line in lines]
+    assert post.event is not None
+    assert all(same(event, post.event) for event in events if event != "[DONE]")
+
+
+def same(text: str | bytes, documented: type) -> bool:
+    """Whether a type reads all of an answer and leaves nothing of it out."""
+    return bool(msgspec.json.decode(text) == msgspec.to_builtins(msgspec.json.decode(text, type=documented)))
+
+
+@pytest.mark.parametrize(("path", "error"), [("/v1/chat/completions", Error), ("/v1/messages", MessageError)])
+async def test_errors_are_as_documented(api: Api, path: str, error: type) -> None:
+    response = await api.http.post(path, json={})
+    assert response.status_code == 400
+    assert same(response.content, error)
 
 
 @pytest.mark.parametrize("path", FUZZED_PATHS)

@@ -1,9 +1,12 @@
 """Anthropic messages as a chat: blocks become content, calls and results, thoughts become reasoning."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from services.common.errors import InvalidRequestError
 from services.pd_master.api.anthropic.schema import (
+    AnyBlock,
     CountBody,
     DocumentBlock,
     ImageBlock,
@@ -35,7 +38,7 @@ def chat_body(body: CountBody) -> ChatBody:
 
     Raises InvalidRequestError naming the block at fault.
     """
-    messages = [Message("system", _joined(body.system))] if body.system else []
+    messages = [Message("system", _joined(body.system, "system"))] if body.system else []
     for at, message in enumerate(body.messages):
         messages += _turn(message, f"messages[{at}]")
     chat = ChatBody(
@@ -85,11 +88,7 @@ def _assistant(message: InputMessage) -> Message:
 
 
 def _result(block: ToolResultBlock, where: str) -> Message:
-    content = block.content or ""
-    if isinstance(content, list):
-        if not all(isinstance(part, TextBlock) for part in content):
-            raise _text_only(f"{where}.content")
-        content = _joined([part for part in content if isinstance(part, TextBlock)])
+    content = _joined(block.content, f"{where}.content")
     return Message("tool", f"Error: {content}" if block.is_error else content, tool_call_id=block.tool_use_id)
 
 
@@ -125,10 +124,13 @@ def _template_kwargs(body: CountBody) -> dict[str, object] | None:
     return {"enable_thinking": thinks, "thinking": thinks}
 
 
-def _joined(content: str | list[TextBlock] | None) -> str:
-    if isinstance(content, list):
-        return "\n".join([block.text for block in content])
-    return content or ""
+def _joined(content: str | Sequence[AnyBlock] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = [block.text for block in content if isinstance(block, TextBlock)]
+    if len(texts) < len(content):
+        raise _text_only(where)
+    return "\n".join(texts)
 
 
 def _text_only(where: str) -> InvalidRequestError:

@@ -6,6 +6,7 @@ import msgspec
 
 from services.common.errors import SluiceError
 from services.common.request import Delta, Finish
+from services.pd_master.api.anthropic.answers import AnswerMessage, MessageUsage, Stop
 from services.pd_master.api.anthropic.wire import anthropic_error, message_head, stop_of, usage_of
 from services.pd_master.api.choices import parts_of
 from services.pd_master.api.openai.answer_plan import ChoiceReader
@@ -40,9 +41,9 @@ class MessageEvents:
 
     def start(self) -> bytes:
         """The message without content, and a ping as Anthropic sends it."""
-        usage = {**usage_of(self._live), "output_tokens": 0}
-        stop = {"stop_reason": None, "stop_sequence": None}
-        message = {**message_head(self._live), "content": [], **stop, "usage": usage}
+        usage: MessageUsage = {**usage_of(self._live), "output_tokens": 0}
+        stop: Stop = {"stop_reason": None, "stop_sequence": None}
+        message: AnswerMessage = {**message_head(self._live), "content": [], **stop, "usage": usage}
         return event("message_start", message=message) + event("ping")
 
     def batch(self, deltas: list[Delta]) -> bytes:

@@ -3,6 +3,7 @@
 import msgspec
 
 from services.common.request import Request
+from services.pd_master.api.anthropic.answers import AnswerMessage, TokenCount
 from services.pd_master.api.anthropic.convert import chat_body
 from services.pd_master.api.anthropic.events import MessageEvents
 from services.pd_master.api.anthropic.schema import CountBody, MessagesBody
@@ -35,10 +36,10 @@ class MessagesEndpoint:
         check_chat(chat)
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
-            open_ended, plan = await chat_request(self._gateway, chat, target, call.header(b"x-request-id"))
+            open_ended, plan = await chat_request(self._gateway, chat, target, call.label)
             request, fills_context = _limited(open_ended, body.max_tokens)
             live = await self._gateway.start(request, api="messages", arrived=arrived)
-            call.headers_out.append((b"request-id", request.request_id.encode()))
+            call.name_answer(request.request_id, b"request-id")
             readers = plan.parsers(1)
             reader = readers[0] if readers else None
             try:
@@ -55,7 +56,8 @@ class MessagesEndpoint:
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
             prompt_ids, _ = await self._gateway.tokenizers.run(chat_prompt, chat_body(body), target)
-            await call.reply(200, msgspec.json.encode({"input_tokens": len(prompt_ids)}))
+            counted: TokenCount = {"input_tokens": len(prompt_ids)}
+            await call.reply(200, msgspec.json.encode(counted))
 
 
 def _limited(request: Request, max_tokens: int) -> tuple[Request, bool]:
@@ -72,7 +74,7 @@ async def _reply(call: HttpCall, live: LiveRequest, reader: ChoiceReader | None,
     if reader is not None:
         pieces = reader.read(choice.parts, is_last=True)
     has_calls = reader is not None and reader.has_calls
-    answer = {
+    answer: AnswerMessage = {
         **message_head(live),
         "content": content_of(pieces),
         **stop_of(choice.finish, has_calls=has_calls, fills_context=fills_context),

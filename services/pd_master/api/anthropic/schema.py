@@ -128,7 +128,8 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
-    system: str | list[TextBlock] | None = None
+    system: str | list[TextBlock | ImageBlock] | None = None
+    """Blocks of text; two kinds are declared so that each has to say its type."""
     tools: Annotated[list[InputTool], Meta(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

@@ -1,11 +1,10 @@
 """Answers and errors of the Anthropic API."""
 
-from typing import Any
-
 import msgspec
 
 from services.common.errors import SluiceError
 from services.common.request import Finish, FinishReason
+from services.pd_master.api.anthropic.answers import AnswerBlock, MessageError, MessageHead, MessageUsage, Stop
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.parsers.pieces import Content, Piece, Reasoning, ToolArguments, ToolStart
 
@@ -25,15 +24,16 @@ def anthropic_error(error: SluiceError) -> bytes:
     """`{"type": "error", "error": {"type", "message"}}`."""
     default = "invalid_request_error" if error.http_status < 500 else "api_error"
     kind = _ERROR_TYPES.get(error.http_status, default)
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": error.message}})
+    body: MessageError = {"type": "error", "error": {"type": kind, "message": error.message}}
+    return msgspec.json.encode(body)
 
 
-def message_head(live: LiveRequest) -> dict[str, Any]:
+def message_head(live: LiveRequest) -> MessageHead:
     """What a message says before its content."""
     return {"id": f"msg_{live.request.request_id}", "type": "message", "role": "assistant", "model": live.request.model}
 
 
-def usage_of(live: LiveRequest) -> dict[str, int]:
+def usage_of(live: LiveRequest) -> MessageUsage:
     """Cached prompt tokens are not counted as input, as this API does."""
     return {
         "input_tokens": live.num_prompt_tokens - live.cached_tokens,
@@ -43,7 +43,7 @@ def usage_of(live: LiveRequest) -> dict[str, int]:
     }
 
 
-def stop_of(finish: Finish, *, has_calls: bool, fills_context: bool) -> dict[str, str | None]:
+def stop_of(finish: Finish, *, has_calls: bool, fills_context: bool) -> Stop:
     """`stop_reason` and `stop_sequence`. `fills_context`: the limit was the model's and not the client's."""
     reason, sequence = "end_turn", None
     if finish.reason is FinishReason.LENGTH:
@@ -55,17 +55,17 @@ def stop_of(finish: Finish, *, has_calls: bool, fills_context: bool) -> dict[str
     return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def content_of(pieces: list[Piece]) -> list[dict[str, Any]]:
+def content_of(pieces: list[Piece]) -> list[AnswerBlock]:
     """Blocks in the order the model wrote them."""
-    blocks: list[dict[str, Any]] = []
+    blocks: list[AnswerBlock] = []
     for piece in pieces:
-        last: dict[str, Any] = blocks[-1] if blocks else {"type": None}
+        last: AnswerBlock = blocks[-1] if blocks else {"type": "text"}
         match piece:
-            case Content(text) if last["type"] == "text":
+            case Content(text) if "text" in last:
                 last["text"] += text
             case Content(text):
                 blocks.append({"type": "text", "text": text})
-            case Reasoning(text) if last["type"] == "thinking":
+            case Reasoning(text) if "thinking" in last:
                 last["thinking"] += text
             case Reasoning(text):
                 blocks.append({"type": "thinking", "thinking": text, "signature": ""})

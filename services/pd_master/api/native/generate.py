@@ -43,16 +43,15 @@ class NativeEndpoint:
 
     async def _answer(self, call: HttpCall, body: GenerateBody, *, stream: bool, arrived: float) -> None:
         refuse_unsupported(body)
-        label = call.header(b"x-request-id")
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
-            request = await self._gateway.tokenizers.run(build_request, body, target, self._gateway.config, label)
+            request = await self._gateway.tokenizers.run(build_request, body, target, self._gateway.config, call.label)
             if stream and request.num_choices > 1:
                 raise InvalidRequestError(
                     "parameters.n: a stream has one choice on this wire, as in LightLLM", param="parameters.n"
                 )
             live = await self._gateway.start(request, api="native", arrived=arrived)
-            call.headers_out.append((b"x-request-id", request.request_id.encode()))
+            call.name_answer(request.request_id)
             try:
                 if stream:
                     await stream_events(call, live, NativeEvents(live, target.text))

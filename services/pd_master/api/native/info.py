@@ -6,6 +6,7 @@ import msgspec
 
 from services.common.errors import NoWorkerError
 from services.pd_master.api.http import HttpCall, UntilDisconnect
+from services.pd_master.api.native.answers import Load, ModelName, NumTokens, ServerInfo
 from services.pd_master.api.native.schema import TokensBody
 from services.pd_master.api.parse import BodyParser
 from services.pd_master.gateway import Gateway
@@ -26,12 +27,13 @@ class InfoEndpoint:
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
             ids = await self._gateway.tokenizers.run(lambda: target.text.encode(body.text, add_special_tokens=special))
-            await call.reply(200, msgspec.json.encode({"ntokens": len(ids)}))
+            counted: NumTokens = {"ntokens": len(ids)}
+            await call.reply(200, msgspec.json.encode(counted))
 
     async def token_load(self, call: HttpCall) -> None:
         """Load of the fullest stage as shares of its KV slots: held now, peak of what is in, peak with what waits."""
         load = self._gateway.models.token_load()
-        answer = {
+        answer: Load = {
             "current_load": load.current,
             "logical_max_load": load.admitted_peak,
             "dynamic_max_load": load.demand,
@@ -43,18 +45,18 @@ class InfoEndpoint:
         models = self._gateway.models.models()
         if not models:
             raise NoWorkerError("no worker has reported a model yet")
-        await call.reply(200, msgspec.json.encode({"model_name": models[0].name}))
+        answer: ModelName = {"model_name": models[0].name}
+        await call.reply(200, msgspec.json.encode(answer))
 
     async def server_info(self, call: HttpCall) -> None:
         """Version, options in force, models, and how many pairs of workers take requests now."""
         config = msgspec.to_builtins(self._gateway.config)
         models = [model.name for model in self._gateway.models.models()]
         pairs = self._gateway.models.num_pairs()
-        answer = {
+        answer: ServerInfo = {
             "name": "sluice",
             "version": metadata.version("sluice"),
             "models": models,
             "num_pairs": pairs,
-            **config,
         }
-        await call.reply(200, msgspec.json.encode(answer))
+        await call.reply(200, msgspec.json.encode({**answer, **config}))

@@ -9,20 +9,21 @@ from services.common.errors import RequestAbortedError, SluiceError
 from services.common.request import Delta, FinishReason, TokenLogprob
 from services.pd_master.api.choices import Choice, spread
 from services.pd_master.api.errors import openai_error
+from services.pd_master.api.native.answers import Generated, InputUsage, NativeToken
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.model_text import ModelText
 
 encode = msgspec.json.encode
 
 
-def input_usage(live: LiveRequest) -> dict[str, int]:
+def input_usage(live: LiveRequest) -> InputUsage:
     """What the prompt took."""
     return {"input_text_tokens": live.num_prompt_tokens, "input_cached_tokens": live.cached_tokens}
 
 
-def whole_answer(live: LiveRequest, choices: list[Choice], text: ModelText, *, details: bool) -> dict[str, Any]:
+def whole_answer(live: LiveRequest, choices: list[Choice], text: ModelText, *, details: bool) -> Generated:
     """The answer of `/generate`. With one choice, everything but the text list is a single value."""
-    answer: dict[str, Any] = {
+    answer: Generated = {
         "generated_text": [choice.text for choice in choices],
         "count_output_tokens": _single([len(choice.token_ids) for choice in choices]),
         "finish_reason": _single([choice.finish_reason for choice in choices]),
@@ -106,7 +107,7 @@ def _single(values: list[Any]) -> Any:  # noqa: ANN401 - the wire's own shape: a
     return values[0] if len(values) == 1 else values
 
 
-def _tokens(choice: Choice, live: LiveRequest, text: ModelText) -> list[dict[str, Any]]:
+def _tokens(choice: Choice, live: LiveRequest, text: ModelText) -> list[NativeToken]:
     logprobs: Sequence[TokenLogprob | None] = choice.logprobs or [None] * len(choice.token_ids)
     return [
         {

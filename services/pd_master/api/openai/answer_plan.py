@@ -1,10 +1,11 @@
 """How one chat's output is to be read: reasoning, tool calls, or plain text."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from services.common.errors import InvalidRequestError
 from services.common.request import GrammarSpec
+from services.pd_master.api.openai.answers import AnsweredCall, ChatMessage
 from services.pd_master.api.openai.chat_schema import ChatBody, NamedChoice
 from services.pd_master.api.openai.structured import chat_grammar, forced_functions
 from services.pd_master.gateway import new_call_id
@@ -117,18 +118,17 @@ def num_reasoning_tokens(readers: list[ChoiceReader] | None) -> int:
     return sum(reader.num_reasoning_tokens for reader in readers or ())
 
 
-def message_of(pieces: list[Piece]) -> dict[str, Any]:
+def message_of(pieces: list[Piece]) -> ChatMessage:
     """The `message` of an answer that is not streamed."""
     content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
     reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
-    calls: list[dict[str, Any]] = []
+    calls: list[AnsweredCall] = []
     for piece in pieces:
         if isinstance(piece, ToolStart):
-            function = {"name": piece.name, "arguments": ""}
-            calls.append({"id": piece.call_id, "type": "function", "function": function})
+            calls.append({"id": piece.call_id, "type": "function", "function": {"name": piece.name, "arguments": ""}})
         elif isinstance(piece, ToolArguments):
             calls[-1]["function"]["arguments"] += piece.text
-    message: dict[str, Any] = {"role": "assistant", "content": content or None if calls else content, "refusal": None}
+    message: ChatMessage = {"role": "assistant", "content": content or None if calls else content, "refusal": None}
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:

@@ -1,17 +1,16 @@
 """`POST /v1/chat/completions`."""
 
-import time
-from typing import Any
-
 import msgspec
 
 from services.pd_master.api.choices import Choice, gather
 from services.pd_master.api.events import stream_events
 from services.pd_master.api.http import HttpCall, UntilDisconnect
 from services.pd_master.api.openai.answer_plan import AnswerPlan, ChoiceReader, message_of, num_reasoning_tokens
+from services.pd_master.api.openai.answers import ChatChoice, ChatCompletion, ChatHead
 from services.pd_master.api.openai.chat_events import ChatEvents, finish_reason
 from services.pd_master.api.openai.chat_request import chat_request, check_chat
 from services.pd_master.api.openai.chat_schema import ChatBody
+from services.pd_master.api.openai.head import answer_head
 from services.pd_master.api.openai.logprobs import chat_logprobs
 from services.pd_master.api.openai.usage import usage_of
 from services.pd_master.api.parse import BodyParser
@@ -35,7 +34,7 @@ class ChatEndpoint:
         check_chat(body)
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
-            request, plan = await chat_request(self._gateway, body, target, call.header(b"x-request-id"))
+            request, plan = await chat_request(self._gateway, body, target, call.label)
             live = await self._gateway.start(request, api="chat", arrived=arrived)
             try:
                 await self._answer(call, body, live, target, plan)
@@ -46,13 +45,12 @@ class ChatEndpoint:
         self, call: HttpCall, body: ChatBody, live: LiveRequest, target: Target, plan: AnswerPlan
     ) -> None:
         request = live.request
-        head = {
+        head: ChatHead = {
             "id": f"chatcmpl-{request.request_id}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": request.model,
+            **answer_head(body, target.model),
         }
-        call.headers_out.append((b"x-request-id", request.request_id.encode()))
+        call.name_answer(request.request_id)
         readers = plan.parsers(request.num_choices)
         if body.stream:
             events = ChatEvents(
@@ -69,11 +67,11 @@ class ChatEndpoint:
         shown = [
             _choice(at, choice, body, target, readers[at] if readers else None) for at, choice in enumerate(choices)
         ]
-        usage = usage_of([live], num_reasoning_tokens(readers))
-        await call.reply(200, msgspec.json.encode({**head, "choices": shown, "usage": usage}))
+        answer: ChatCompletion = {**head, "choices": shown, "usage": usage_of([live], num_reasoning_tokens(readers))}
+        await call.reply(200, msgspec.json.encode(answer))
 
 
-def _choice(at: int, choice: Choice, body: ChatBody, target: Target, reader: ChoiceReader | None) -> dict[str, Any]:
+def _choice(at: int, choice: Choice, body: ChatBody, target: Target, reader: ChoiceReader | None) -> ChatChoice:
     assert choice.finish is not None, "gathered to its end"
     pieces: list[Piece] = [Content(choice.text)] if reader is None else reader.read(choice.parts, is_last=True)
     logprobs = chat_logprobs(choice.logprobs, target.text.vocabulary, body.top_logprobs or 0) if body.logprobs else None

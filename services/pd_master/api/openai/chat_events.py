@@ -3,8 +3,6 @@
 What is equal in all of a choice's chunks is encoded once; a delta costs one JSON encode of its text and one join.
 """
 
-from typing import Any
-
 import msgspec
 
 from services.common.errors import SluiceError
@@ -13,6 +11,7 @@ from services.common.text import Vocabulary
 from services.pd_master.api.choices import parts_of
 from services.pd_master.api.errors import openai_error
 from services.pd_master.api.openai.answer_plan import ChoiceReader, num_reasoning_tokens
+from services.pd_master.api.openai.answers import CalledFunction, ChatDelta, ChatHead, Usage
 from services.pd_master.api.openai.logprobs import chat_logprobs
 from services.pd_master.api.openai.usage import usage_of
 from services.pd_master.live_request import LiveRequest
@@ -28,15 +27,14 @@ class ChatEvents:
     def __init__(
         self,
         live: LiveRequest,
-        head: dict[str, Any],
+        head: ChatHead,
         *,
         include_usage: bool,
         vocabulary: Vocabulary,
         num_top_logprobs: int,
         readers: list[ChoiceReader] | None = None,
     ) -> None:
-        """`head`: id, object, created, model and what else every chunk carries. `readers`: one per choice, unless the
-        output is plain text."""
+        """`readers`: one per choice, unless the output is plain text."""
         self._live = live
         self._include_usage = include_usage
         self._vocabulary = vocabulary
@@ -65,7 +63,7 @@ class ChatEvents:
             return DONE
         return self._head + b',"choices":[],"usage":' + encode(self._usage()) + b"}\n\n" + DONE
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> Usage:
         return usage_of([self._live], num_reasoning_tokens(self._readers))
 
     def error(self, error: SluiceError) -> bytes:
@@ -110,14 +108,14 @@ def finish_reason(finish: Finish, *, has_calls: bool) -> str:
     return "tool_calls" if has_calls and finish.reason is FinishReason.STOP else finish.reason.value
 
 
-def _piece(piece: Piece) -> dict[str, Any]:
+def _piece(piece: Piece) -> ChatDelta:
     match piece:
         case Content(text):
             return {"content": text}
         case Reasoning(text):
             return {"reasoning_content": text}
         case ToolStart(number, call_id, name):
-            function = {"name": name, "arguments": ""}
+            function: CalledFunction = {"name": name, "arguments": ""}
             return {"tool_calls": [{"index": number, "id": call_id, "type": "function", "function": function}]}
         case ToolArguments(number, text):
             return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}

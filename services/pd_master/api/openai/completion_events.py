@@ -1,13 +1,13 @@
 """Completion chunks as server-sent events; several prompts' requests share one stream."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from services.common.errors import SluiceError
 from services.common.request import Delta
 from services.pd_master.api.errors import openai_error
+from services.pd_master.api.openai.answers import CompletionHead
 from services.pd_master.api.openai.chat_events import DONE
 from services.pd_master.api.openai.logprobs import CompletionLogprobs
 from services.pd_master.api.openai.usage import usage_of
@@ -22,7 +22,7 @@ class CompletionEvents:
     def __init__(
         self,
         lives: Sequence[LiveRequest],
-        head: dict[str, Any],
+        head: CompletionHead,
         *,
         include_usage: bool,
         echoes: list[str],

@@ -1,8 +1,6 @@
 """`POST /v1/completions`."""
 
 import contextlib
-import time
-from typing import Any
 
 import msgspec
 
@@ -14,8 +12,10 @@ from services.pd_master.api.events import stream_events
 from services.pd_master.api.http import HttpCall, UntilDisconnect
 from services.pd_master.api.merge import merge
 from services.pd_master.api.openai import sampling
+from services.pd_master.api.openai.answers import Completion, CompletionChoice, CompletionHead
 from services.pd_master.api.openai.completion_events import CompletionEvents
 from services.pd_master.api.openai.completion_schema import CompletionBody, Prompt, prompts_of
+from services.pd_master.api.openai.head import answer_head
 from services.pd_master.api.openai.logprobs import CompletionLogprobs
 from services.pd_master.api.openai.structured import answer_grammar
 from services.pd_master.api.openai.usage import usage_of
@@ -76,7 +76,7 @@ class CompletionsEndpoint:
             text=sampling.text_params(body),
             num_choices=num_choices,
             priority=body.priority or 0,
-            client_request_id=call.header(b"x-request-id")[:128],
+            client_request_id=call.label,
             queue_budget_s=config.queue_budget_s,
             deadline_s=config.deadline_s,
         )
@@ -94,12 +94,11 @@ class CompletionsEndpoint:
         self, call: HttpCall, body: CompletionBody, lives: list[LiveRequest], target: Target, prompts: list[Prompt]
     ) -> None:
         request_id = lives[0].request.request_id
-        call.headers_out.append((b"x-request-id", request_id.encode()))
-        head = {
+        call.name_answer(request_id)
+        head: CompletionHead = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
-            "created": int(time.time()),
-            "model": target.model.name,
+            **answer_head(body, target.model),
         }
         echoes = [_echo(body, prompt, live, target) for prompt, live in zip(prompts, lives, strict=True)]
         if not body.stream:
@@ -125,17 +124,18 @@ class CompletionsEndpoint:
         lives: list[LiveRequest],
         target: Target,
         echoes: list[str],
-        head: dict[str, Any],
+        head: CompletionHead,
     ) -> None:
         async with contextlib.aclosing(merge(lives, lives[0].request.num_choices)) as batches:
             choices = await gather(batches, len(lives) * lives[0].request.num_choices)
-        shown: list[dict[str, Any]] = []
+        shown: list[CompletionChoice] = []
         per_prompt = lives[0].request.num_choices
         for at, echo in enumerate(echoes):
             of_prompt = choices[at * per_prompt : (at + 1) * per_prompt]
             for choice in _best(of_prompt, body.n or 1):
                 shown.append(_choice(len(shown), choice, echo, body, target))
-        await call.reply(200, msgspec.json.encode({**head, "choices": shown, "usage": usage_of(lives)}))
+        answer: Completion = {**head, "choices": shown, "usage": usage_of(lives)}
+        await call.reply(200, msgspec.json.encode(answer))
 
 
 def _check(body: CompletionBody) -> None:
@@ -179,7 +179,7 @@ def _logprobs(body: CompletionBody, echo: str, target: Target) -> CompletionLogp
     return CompletionLogprobs(target.text.vocabulary, body.logprobs or 0, offset=len(echo))
 
 
-def _choice(at: int, choice: Choice, echo: str, body: CompletionBody, target: Target) -> dict[str, Any]:
+def _choice(at: int, choice: Choice, echo: str, body: CompletionBody, target: Target) -> CompletionChoice:
     logprobs = _logprobs(body, echo, target).take(choice.logprobs) if body.logprobs is not None else None
     return {
         "index": at,

@@ -3,16 +3,15 @@
 A token is shown by itself: its text with U+FFFD for bytes that are no whole characters, and in chat its bytes as well.
 """
 
-from typing import Any
-
 from services.common.request import TokenLogprob
 from services.common.text import Vocabulary
+from services.pd_master.api.openai.answers import ChatLogprobs, CompletionLogprobLists, ShownToken
 
 _LOWEST = -9999.0
 """JSON has no infinity; OpenAI shows a probability of zero so."""
 
 
-def chat_logprobs(logprobs: list[TokenLogprob], vocabulary: Vocabulary, num_top: int) -> dict[str, Any]:
+def chat_logprobs(logprobs: list[TokenLogprob], vocabulary: Vocabulary, num_top: int) -> ChatLogprobs:
     """`choices[].logprobs` of chat answers and chunks."""
     return {"content": [_entry(logprob, vocabulary, num_top) for logprob in logprobs], "refusal": None}
 
@@ -25,7 +24,7 @@ class CompletionLogprobs:
         self._num_top = num_top
         self._offset = offset
 
-    def take(self, logprobs: list[TokenLogprob]) -> dict[str, Any]:
+    def take(self, logprobs: list[TokenLogprob]) -> CompletionLogprobLists:
         """The lists for the next tokens."""
         texts = [_text(self._vocabulary.piece(logprob.token_id)) for logprob in logprobs]
         offsets = []
@@ -45,13 +44,13 @@ class CompletionLogprobs:
         }
 
 
-def _entry(logprob: TokenLogprob, vocabulary: Vocabulary, num_top: int) -> dict[str, Any]:
+def _entry(logprob: TokenLogprob, vocabulary: Vocabulary, num_top: int) -> ShownToken:
     entry = _shown(logprob.token_id, logprob.logprob, vocabulary)
     entry["top_logprobs"] = [_shown(token, value, vocabulary) for token, value in logprob.top[:num_top]]
     return entry
 
 
-def _shown(token_id: int, value: float, vocabulary: Vocabulary) -> dict[str, Any]:
+def _shown(token_id: int, value: float, vocabulary: Vocabulary) -> ShownToken:
     piece = vocabulary.piece(token_id)
     return {"token": _text(piece), "logprob": max(value, _LOWEST), "bytes": list(piece)}
 

@@ -1,10 +1,9 @@
 """`GET /v1/models` and `GET /v1/models/{name}`."""
 
-from typing import Any
-
 import msgspec
 
 from services.pd_master.api.http import HttpCall
+from services.pd_master.api.openai.answers import ModelCard, ModelList
 from services.pd_master.backend import ServedModel
 from services.pd_master.gateway import Gateway
 
@@ -20,14 +19,15 @@ class ModelsEndpoint:
     async def __call__(self, call: HttpCall) -> None:
         """All models served now; none is an empty list."""
         models = [self._shown(model) for model in self._gateway.models.models()]
-        await call.reply(200, msgspec.json.encode({"object": "list", "data": models}))
+        answer: ModelList = {"object": "list", "data": models}
+        await call.reply(200, msgspec.json.encode(answer))
 
     async def one(self, call: HttpCall) -> None:
         """One model by its name, which may hold slashes. Raises ModelNotFoundError."""
         model = self._gateway.models.model(call.path.removeprefix(PREFIX))
         await call.reply(200, msgspec.json.encode(self._shown(model)))
 
-    def _shown(self, model: ServedModel) -> dict[str, Any]:
+    def _shown(self, model: ServedModel) -> ModelCard:
         return {
             "id": model.name,
             "object": "model",

@@ -13,7 +13,7 @@ from services.pd_master.api.openai.chat_schema import (
     ToolCall,
 )
 from services.pd_master.api.openai.chat_schema import ToolChoice as ChatToolChoice
-from services.pd_master.api.responses.schema import Item, NamedFunction, Part, ResponsesBody
+from services.pd_master.api.responses.schema import Item, ItemPart, NamedFunction, ResponsesBody
 
 _REFUSED = ("previous_response_id", "conversation", "background", "prompt", "top_logprobs")
 
@@ -85,7 +85,7 @@ def _to_assistant(messages: list[Message], part: Message) -> None:
     )
 
 
-def _text(content: str | list[Part] | None, where: str) -> str:
+def _text(content: str | list[ItemPart] | None, where: str) -> str:
     if not isinstance(content, list):
         return content or ""
     texts = []

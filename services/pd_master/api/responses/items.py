@@ -4,8 +4,9 @@ One item is open at a time: it is added, grows by deltas and is done when a piec
 ends.
 """
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+from services.pd_master.api.responses.answers import OutputItem
 from services.pd_master.parsers.pieces import Content, Piece, Reasoning, ToolArguments, ToolStart
 
 Event: TypeAlias = dict[str, Any]
@@ -17,7 +18,7 @@ class OutputItems:
     """The items of one response so far."""
 
     def __init__(self, request_id: str) -> None:
-        self.items: list[dict[str, Any]] = []
+        self.items: list[OutputItem] = []
         self._request_id = request_id
         self._is_open = False
 
@@ -69,7 +70,8 @@ class OutputItems:
 
     def _open(self, prefix: str, item: dict[str, Any]) -> list[Event]:
         self._is_open = True
-        self.items.append({"id": f"{prefix}_{self._request_id}_{len(self.items)}", **item, "status": "in_progress"})
+        named = {"id": f"{prefix}_{self._request_id}_{len(self.items)}", **item, "status": "in_progress"}
+        self.items.append(cast(OutputItem, named))
         added = self._event("response.output_item.added", item=dict(self.items[-1]))
         del added["item_id"]
         return [added]

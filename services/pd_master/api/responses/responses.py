@@ -1,7 +1,6 @@
 """`POST /v1/responses`."""
 
 import time
-from typing import Any
 
 import msgspec
 
@@ -13,6 +12,7 @@ from services.pd_master.api.http import HttpCall, UntilDisconnect
 from services.pd_master.api.openai.answer_plan import ChoiceReader, num_reasoning_tokens
 from services.pd_master.api.openai.chat_request import chat_request, check_chat
 from services.pd_master.api.parse import BodyParser
+from services.pd_master.api.responses.answers import Response, ResponseUsage, Status
 from services.pd_master.api.responses.convert import chat_body
 from services.pd_master.api.responses.items import Event, OutputItems
 from services.pd_master.api.responses.schema import ResponsesBody
@@ -38,9 +38,9 @@ class ResponsesEndpoint:
         check_chat(chat)
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
-            request, plan = await chat_request(self._gateway, chat, target, call.header(b"x-request-id"))
+            request, plan = await chat_request(self._gateway, chat, target, call.label)
             live = await self._gateway.start(request, api="responses", arrived=arrived)
-            call.headers_out.append((b"x-request-id", request.request_id.encode()))
+            call.name_answer(request.request_id)
             answer = ResponseEvents(live, body, plan.parsers(1))
             try:
                 if body.stream:
@@ -64,7 +64,7 @@ class ResponseEvents:
         self._number = 0
         self._finish: Finish | None = None
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Response:
         """The response of an answer that is not streamed."""
         choice = (await gather(self._live, 1))[0]
         self._finish = choice.finish
@@ -75,7 +75,7 @@ class ResponseEvents:
 
     def start(self) -> bytes:
         """The response before its output."""
-        response = {**self._response("in_progress"), "output": [], "usage": None}
+        response: Response = {**self._response("in_progress"), "output": [], "usage": None}
         created = self._encoded({"type": "response.created", "response": response})
         return created + self._encoded({"type": "response.in_progress", "response": response})
 
@@ -106,7 +106,7 @@ class ResponseEvents:
         text = "".join(texts)
         return [Content(text)] if text else []
 
-    def _status(self) -> str:
+    def _status(self) -> Status:
         is_cut = self._finish is None or self._finish.reason is FinishReason.LENGTH
         return "incomplete" if is_cut else "completed"
 
@@ -116,7 +116,7 @@ class ResponseEvents:
         self._number += 1
         return b"event: %s\ndata: %s\n\n" % (kind.encode(), numbered)
 
-    def _response(self, status: str) -> dict[str, Any]:
+    def _response(self, status: Status) -> Response:
         body = self._body
         return {
             "id": f"resp_{self._live.request.request_id}",
@@ -144,7 +144,7 @@ class ResponseEvents:
             "metadata": body.metadata or {},
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> ResponseUsage:
         live = self._live
         return {
             "input_tokens": live.num_prompt_tokens,

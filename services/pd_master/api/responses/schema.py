@@ -9,7 +9,7 @@ from services.pd_master.api.openai.chat_schema import FunctionName
 from services.pd_master.api.openai.fields import Count, StreamOptions, TopLogprobs
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ItemPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One part of an item's content."""
 
     type: str
@@ -27,12 +27,12 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[Part] | None = None
+    content: str | list[ItemPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[Part] | None = None
-    summary: list[Part] | None = None
+    output: str | list[ItemPart] | None = None
+    summary: list[ItemPart] | None = None
     id: str | None = None
     status: str | None = None
     encrypted_content: str | None = None

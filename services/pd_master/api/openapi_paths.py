@@ -1,0 +1,163 @@
+"""What the OpenAPI document says of each path: in a few words, which body it takes, what it answers, and examples."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from services.pd_master.api.anthropic.answers import AnswerMessage, MessageError, MessageEvent, TokenCount
+from services.pd_master.api.anthropic.schema import CountBody, MessagesBody
+from services.pd_master.api.errors import Error
+from services.pd_master.api.native.answers import (
+    ConsoleView,
+    Generated,
+    Health,
+    Load,
+    ModelName,
+    NativeEvent,
+    NumTokens,
+    ServerInfo,
+)
+from services.pd_master.api.native.schema import GenerateBody, RootBody, TokensBody
+from services.pd_master.api.openai.answers import ChatChunk, ChatCompletion, Completion, ModelCard, ModelList
+from services.pd_master.api.openai.chat_schema import ChatBody
+from services.pd_master.api.openai.completion_schema import CompletionBody
+from services.pd_master.api.responses.answers import Response, ResponseEvent
+from services.pd_master.api.responses.schema import ResponsesBody
+
+Examples = Mapping[str, dict[str, Any]]
+
+MODEL = "MODEL"
+"""Stands in examples for the name of a model that is served."""
+
+
+class Post(NamedTuple):
+    """A path that takes a body. `event`: what each `data:` of its stream holds, where it can stream."""
+
+    summary: str
+    body: type
+    answer: type
+    examples: Examples
+    event: type | None = None
+    error: type = Error
+
+
+class Get(NamedTuple):
+    """A path that only answers: JSON of the type `answer`, or another kind of content."""
+
+    summary: str
+    answer: type | None = None
+    content_type: str = "application/json"
+
+
+_ASK = [{"role": "user", "content": "What is the capital of France?"}]
+_CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_FORM = {"type": "object", "properties": {"capital": {"type": "string"}}, "required": ["capital"]}
+_WEATHER = {"name": "weather", "description": "The weather of a city", "parameters": _CITY}
+_CHAT = {"model": MODEL, "messages": _ASK, "max_tokens": 32}
+_MESSAGE = {"model": MODEL, "max_tokens": 32, "messages": _ASK}
+_NATIVE = {"inputs": "The sky is", "parameters": {"max_new_tokens": 8}}
+
+POSTS = {
+    "/v1/chat/completions": Post(
+        "Chat, OpenAI's API",
+        ChatBody,
+        ChatCompletion,
+        {
+            "plain": _CHAT,
+            "stream": {**_CHAT, "stream": True, "stream_options": {"include_usage": True}},
+            "json": {
+                **_CHAT,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": _FORM}},
+            },
+            "logprobs": {**_CHAT, "n": 2, "seed": 7, "logprobs": True, "top_logprobs": 2, "stop": ["\n"]},
+            "tools": {**_CHAT, "tools": [{"type": "function", "function": _WEATHER}], "tool_choice": "required"},
+        },
+        ChatChunk,
+    ),
+    "/v1/completions": Post(
+        "Continue a prompt, OpenAI's API",
+        CompletionBody,
+        Completion,
+        {
+            "plain": {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32},
+            "stream": {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32, "stream": True},
+            "several": {"model": MODEL, "prompt": ["One, two,", "A, B,"], "max_tokens": 8, "temperature": 0},
+        },
+        Completion,
+    ),
+    "/v1/responses": Post(
+        "A response, OpenAI's API",
+        ResponsesBody,
+        Response,
+        {
+            "plain": {"model": MODEL, "input": "Say hello.", "max_output_tokens": 32},
+            "stream": {"model": MODEL, "input": "Say hello.", "max_output_tokens": 32, "stream": True},
+        },
+        ResponseEvent,
+    ),
+    "/v1/messages": Post(
+        "The next message, Anthropic's API",
+        MessagesBody,
+        AnswerMessage,
+        {
+            "plain": _MESSAGE,
+            "stream": {**_MESSAGE, "stream": True, "system": "Be brief.", "stop_sequences": ["\n"]},
+            "tools": {
+                **_MESSAGE,
+                "tools": [{"name": "weather", "input_schema": _CITY}],
+                "tool_choice": {"type": "tool", "name": "weather"},
+            },
+        },
+        MessageEvent,
+        MessageError,
+    ),
+    "/v1/messages/count_tokens": Post(
+        "Tokens of messages, Anthropic's API",
+        CountBody,
+        TokenCount,
+        {"plain": {"model": MODEL, "messages": _ASK}},
+        error=MessageError,
+    ),
+    "/generate": Post(
+        "Continue a prompt, native API",
+        GenerateBody,
+        Generated,
+        {
+            "plain": _NATIVE,
+            "details": {
+                "inputs": "The sky is",
+                "parameters": {"do_sample": True, "top_k": 40, "n": 2, "max_new_tokens": 8, "return_details": True},
+            },
+        },
+    ),
+    "/generate_stream": Post(
+        "Continue a prompt, an event a token, native API", GenerateBody, Generated, {"plain": _NATIVE}, NativeEvent
+    ),
+    "/": Post(
+        "Either of them, by `stream`, native API",
+        RootBody,
+        Generated,
+        {"plain": {**_NATIVE, "stream": False}, "stream": {**_NATIVE, "stream": True}},
+        NativeEvent,
+    ),
+    "/tokens": Post(
+        "Tokens of a text, native API", TokensBody, NumTokens, {"plain": {"text": "The sky is blue."}}
+    ),
+}  # fmt: skip
+
+GETS = {
+    "/v1/models": Get("Models that are served", ModelList),
+    "/v1/models/{model}": Get("One model by its name", ModelCard),
+    "/token_load": Get("Load as shares of the KV slots", Load),
+    "/get_model_name": Get("The model's name", ModelName),
+    "/get_server_info": Get("Version, options and models", ServerInfo),
+    "/health": Get("Whether the process lives", Health),
+    "/healthz": Get("Whether the process lives", Health),
+    "/liveness": Get("Whether the process lives", Health),
+    "/readiness": Get("Whether it takes new requests", Health),
+    "/metrics": Get("Prometheus exposition", None, "text/plain"),
+    "/openapi.json": Get("This document"),
+    "/": Get("The console page", None, "text/html"),
+    "/console/console.css": Get("Its looks", None, "text/css"),
+    "/console/console.js": Get("Its script", None, "text/javascript"),
+    "/console/state": Get("Workers, load and requests by stage, as the console shows them", ConsoleView),
+}

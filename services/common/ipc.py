@@ -25,7 +25,7 @@ import msgspec
 
 from services.common.request import FinishReason, GrammarSpec, SamplingParams, TokenLogprob
 
-IPC_PROTOCOL = 1
+IPC_PROTOCOL = 2
 """Raised on every incompatible change; both ends of a pod start from one image: a difference is a broken deployment."""
 
 
@@ -334,6 +334,14 @@ class Integrity(msgspec.Struct, frozen=True, tag="integrity"):
     num_jobs: int
 
 
+class CacheChanged(msgspec.Struct, frozen=True, tag="cache_changed"):
+    """Blocks of prompt (`services.common.prefix_blocks`) that the prefix cache holds, or holds no more, since the last
+    such event; disjoint. At most once a turn of the loop."""
+
+    stored: list[int]
+    evicted: list[int]
+
+
 class Counters(msgspec.Struct, frozen=True, tag="counters"):
     """Totals since start, once a second: the control process feeds them to Prometheus."""
 
@@ -357,6 +365,7 @@ Event: TypeAlias = (
     | PeerLost
     | Ended
     | Integrity
+    | CacheChanged
     | Counters
 )
 

@@ -15,7 +15,7 @@ import msgspec
 from services.common.ipc import AttemptKey
 from services.common.request import Delta, Request
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised on every incompatible change of the sessions; a hello of another number ends the session."""
 
 
@@ -149,7 +149,11 @@ class Reconcile(msgspec.Struct, frozen=True):
     live: list[LiveAttempt]
 
 
-MasterMessage: TypeAlias = MasterHello | Submit | Redirect | Abort | Peers | Reconcile
+class CacheWanted(msgspec.Struct, frozen=True):
+    """Some CacheChanges were lost: begin the account anew."""
+
+
+MasterMessage: TypeAlias = MasterHello | Submit | Redirect | Abort | Peers | Reconcile | CacheWanted
 
 
 # ----------------------------------------------------------------------------------------------------- worker -> master
@@ -164,6 +168,8 @@ class Limits(msgspec.Struct, frozen=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     chunk_tokens: int
+    kv_bytes_per_token: int = 0
+    """What one token's KV takes on its way to another worker; 0: unknown."""
 
 
 class WorkerHello(msgspec.Struct, frozen=True):
@@ -225,6 +231,21 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """Attempts of this master that the worker knows, in any state, ended but not yet forgotten ones included."""
     drain_left_s: float = 0.0
     """While draining: until the worker ends, whatever still decodes on it (R17)."""
+
+
+class CacheChanges(msgspec.Struct, frozen=True):
+    """Blocks of prompt (`services.common.prefix_blocks`) that the worker's prefix cache holds, or holds no more.
+
+    Said with heartbeats, where there is something to say. The first of a generation (number 0) begins an account: what
+    was known before is void. The others add to it in the order of their numbers; one whose generation or number is not
+    the expected one shows that some were lost, and CacheWanted asks for a new generation. A session begins with one.
+    """
+
+    generation: int
+    """Rises with each account that the worker begins."""
+    number: int
+    stored: list[int]
+    evicted: list[int]
 
 
 class AttemptDelta(msgspec.Struct, frozen=True):
@@ -305,4 +326,4 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 AttemptEvent: TypeAlias = Queued | Prefilling | Placed | Joined | Preempted | PlacementRefused | Refused | Failed
-WorkerMessage: TypeAlias = WorkerHello | Heartbeat | Deltas | AttemptEvent
+WorkerMessage: TypeAlias = WorkerHello | Heartbeat | CacheChanges | Deltas | AttemptEvent

@@ -126,6 +126,10 @@ class KvCache:
                 self._private_roots.remove(holding.root)
         holding.slots = holding.slots[:0]
 
+    def cache_changes(self) -> tuple[list[int], list[int]]:
+        """Names of the blocks that the prefix cache has stored and evicted since the last call."""
+        return self._prefixes.names.take()
+
     @property
     def available(self) -> int:
         """Slots that an allocation may take: free or evictable."""

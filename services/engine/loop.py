@@ -135,6 +135,7 @@ class Engine:
             self._handle(self._launched.popleft())
         if self._pushes is not None:
             self._pushes.turn()
+        self.state.tell_cache_changes()
         events, self.state.events = self.state.events, []
         return events
 

@@ -7,7 +7,8 @@ A node is locked while a running job uses it: `locks` counts the users of the no
 unlocked node has no locked descendants and its slots may be evicted, leaves first, least recently used first.
 
 Invariants (`problems` checks them): a node's locks >= the sum of its children's; `num_evictable` = tokens of unlocked
-nodes; no two children of a node share a first token; every node but a root has at least one token.
+nodes; no two children of a node share a first token; every node but a root has at least one token; a node of the
+public tree has the names of exactly the blocks that end in it.
 """
 
 import heapq
@@ -17,7 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from services.common.prefix_blocks import BLOCK_TOKENS
 from services.engine.arrays import Ints
+from services.engine.prefix_names import BlockNames, names_of
 
 _NONE = np.empty(0, np.int32)
 
@@ -25,16 +28,23 @@ _NONE = np.empty(0, np.int32)
 class Node:
     """A stretch of tokens in the tree; made and changed by PrefixCache only."""
 
-    __slots__ = ("children", "last_used", "locks", "parent", "queued", "slots", "tokens")
+    __slots__ = ("children", "last_used", "locks", "names", "parent", "queued", "slots", "start", "tokens")
 
     def __init__(self, tokens: Ints, slots: Ints, parent: "Node | None") -> None:
         self.tokens = tokens
         self.slots = slots
         self.parent = parent
+        self.start: int = 0 if parent is None else parent.end
+        self.names: list[int] = []  # of the blocks that end in this node
         self.children: dict[int, Node] = {}
         self.locks = 0
         self.last_used = 0
         self.queued = False  # in the eviction heap
+
+    @property
+    def end(self) -> int:
+        """How many tokens lie on the way from the root to here, this node's own included."""
+        return self.start + len(self.tokens)
 
     def path(self) -> "list[Node]":
         """Nodes from below the root to this one."""
@@ -61,6 +71,7 @@ class PrefixCache:
         self.root = Node(_NONE, _NONE, None)
         self.num_tokens = 0
         self.num_evictable = 0
+        self.names = BlockNames()
         self._clock = 0
         self._heap: list[tuple[int, int, Node]] = []  # (last_used, tie, leaf); at most one entry a node, perhaps stale
         self._tie = count()
@@ -89,6 +100,8 @@ class PrefixCache:
             return Match(node, done)
         leaf = Node(tokens[done:].copy(), slots[done:].copy(), node)
         leaf.last_used = self._clock
+        if root is None:
+            leaf.names = self.names.stored(tokens, node.path(), done)
         node.children[int(tokens[done])] = leaf
         self.num_tokens += len(leaf.tokens)
         self.num_evictable += len(leaf.tokens)
@@ -161,6 +174,11 @@ class PrefixCache:
                 found.append(f"prefix node of {len(node.tokens)} tokens has fewer locks than its children")
             if len(node.tokens) == 0 or len(node.tokens) != len(node.slots):
                 found.append(f"prefix node has {len(node.tokens)} tokens and {len(node.slots)} slots")
+        found += [
+            f"prefix node of {len(node.tokens)} tokens does not name the blocks that end in it"
+            for node in _below(self.root)
+            if node.names != names_of(node.path())[node.start // BLOCK_TOKENS :]
+        ]
         total = sum(len(node.tokens) for node in nodes)
         evictable = sum(len(node.tokens) for node in nodes if node.locks == 0)
         if total != self.num_tokens:
@@ -176,7 +194,9 @@ class PrefixCache:
         upper = Node(node.tokens[:k], node.slots[:k], parent)
         upper.locks, upper.last_used = node.locks, node.last_used
         parent.children[int(upper.tokens[0])] = upper
-        node.tokens, node.slots, node.parent = node.tokens[k:], node.slots[k:], upper
+        node.tokens, node.slots, node.parent, node.start = node.tokens[k:], node.slots[k:], upper, upper.end
+        num_upper = upper.end // BLOCK_TOKENS - upper.start // BLOCK_TOKENS
+        upper.names, node.names = node.names[:num_upper], node.names[num_upper:]
         upper.children[int(node.tokens[0])] = node
         return upper
 
@@ -185,6 +205,7 @@ class PrefixCache:
         assert parent is not None
         del parent.children[int(leaf.tokens[0])]
         leaf.parent = None
+        self.names.evicted(leaf.names)
         self.num_tokens -= len(leaf.tokens)
         self.num_evictable -= len(leaf.tokens)
         self._offer(parent)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from services.common.ipc import AttemptKey, Deferred, Ended, Event, GrammarRefused, Usage
+from services.common.ipc import AttemptKey, CacheChanged, Deferred, Ended, Event, GrammarRefused, Usage
 from services.engine.arrays import Ints
 from services.engine.counters import EngineCounters
 from services.engine.grammars import Grammars
@@ -75,6 +75,12 @@ class EngineState:
             log.info("grammar refused: %s", why, extra={"request_id": job.key.request_id})
             self.events.append(GrammarRefused(job.job_id, why))
             self.end_job(job)
+
+    def tell_cache_changes(self) -> None:
+        """Say what the prefix cache holds now and did not before, and the other way round."""
+        stored, evicted = self.kv.cache_changes()
+        if stored or evicted:
+            self.events.append(CacheChanged(stored, evicted))
 
     def finish_prompt(self, job: Job) -> None:
         """The last chunk is launched: hand-over jobs wait for Release, others decode from the next step."""

@@ -6,6 +6,7 @@ core decides; here its effects are carried out, in order and at once.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from services.common.messages import Peer, Reconcile, WorkerMessage, WorkerRef
 from services.common.request import Request
@@ -14,24 +15,29 @@ from services.pd_master.effects import Cached, Deliver, Effect, End, Send
 from services.pd_master.generation import ClientGeneration
 from services.pd_master.inflight import Pair
 from services.pd_master.pending_load import PendingLoad
+from services.pd_master.prefix_index import PrefixIndex
 from services.pd_master.recovery import MAX_ATTEMPTS
 from services.pd_master.registry import Registry
 from services.pd_master.selector import Snapshot, choose, choose_decode
 
 
 class SnapshotChooser:
-    """The selector, on what the registry knows now."""
+    """The selector, on what the registry knows now. The prompt is hashed once for each choice that is made."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, snapshot: Callable[[], Snapshot], prefixes: PrefixIndex) -> None:
         self._snapshot = snapshot
+        self._prefixes = prefixes
 
     def pair(self, request: Request, excluded: frozenset[WorkerRef]) -> Pair:
         """As `selector.choose`."""
-        return choose(request, excluded, self._snapshot())
+        return choose(request, excluded, self._snapshot_for(request))
 
     def decode(self, request: Request, prefill: WorkerRef, excluded: frozenset[WorkerRef]) -> Peer:
         """As `selector.choose_decode`."""
-        return choose_decode(request, prefill, excluded, self._snapshot())
+        return choose_decode(request, prefill, excluded, self._snapshot_for(request))
+
+    def _snapshot_for(self, request: Request) -> Snapshot:
+        return replace(self._snapshot(), cached_tokens=self._prefixes.cached_tokens(request.prompt_ids))
 
 
 class PdDispatcher:
@@ -47,7 +53,7 @@ class PdDispatcher:
         max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
         self._registry = registry
-        self._attempts = Attempts(SnapshotChooser(registry.snapshot), pending, max_attempts)
+        self._attempts = Attempts(SnapshotChooser(registry.snapshot, registry.prefixes), pending, max_attempts)
         self._client_buffer_bytes = client_buffer_bytes
         self._client_stall_s = client_stall_s
         self._generations: dict[str, ClientGeneration] = {}

@@ -53,7 +53,7 @@ async def _run(config: GatewayConfig) -> None:
         client_stall_s=config.client_stall_s,
         max_attempts=config.max_attempts,
     )
-    FleetCollector(metrics.registry, registry.snapshot)
+    FleetCollector(metrics.registry, registry.snapshot, registry.prefixes)
     fleet = Fleet(master, registry, dispatcher)
     front = Front(config, fleet, dispatcher, metrics)
     fleet.stages = front.stages

@@ -18,6 +18,8 @@ from typing import Protocol
 
 from services.common.messages import (
     PROTOCOL,
+    CacheChanges,
+    CacheWanted,
     Heartbeat,
     Load,
     MasterHello,
@@ -35,6 +37,7 @@ from services.pd_master.catalog import Catalog
 from services.pd_master.discovery import Discovery
 from services.pd_master.liveness import WORKER_TIMEOUT_S, Liveness
 from services.pd_master.pending_load import PendingLoad
+from services.pd_master.prefix_index import PrefixIndex
 from services.pd_master.selector import Snapshot, WorkerView
 from services.pd_master.worker_link import WorkerLink
 
@@ -79,6 +82,8 @@ class Registry:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.catalog = Catalog()
+        self.prefixes = PrefixIndex()
+        """What the workers' prefix caches hold."""
         self._master = master
         self._discovery = discovery
         self._pending = pending
@@ -187,6 +192,11 @@ class Registry:
 
     def link_said(self, worker: WorkerRef, message: WorkerMessage) -> None:
         """A message came."""
+        if isinstance(message, CacheChanges):
+            if not self.prefixes.follow(worker, message):
+                log.warning("worker %s: changes of its prefix cache were lost", worker.worker_id)
+                self.say(worker, CacheWanted())
+            return
         if isinstance(message, Heartbeat):
             self._heartbeat(worker, message)
         self._work.worker_said(worker, message)
@@ -215,6 +225,7 @@ class Registry:
     def _lose(self, worker: WorkerRef, *, crashed: bool) -> None:
         log.warning("worker %s (%s) is lost", worker.worker_id, worker.incarnation)
         self._liveness.forget(worker)
+        self.prefixes.forget(worker)
         gone = self._workers.pop(worker, None)
         self._work.worker_lost(worker, crashed=crashed)
         if gone is not None:

@@ -132,6 +132,8 @@ class Worker:
                 self.status.observe_step(event)
             case ipc.Counters(values=values):
                 self._metrics.engine.counters.values.update(values)
+            case ipc.CacheChanged() if self.service is not None:
+                self.service.cache.note(event)
         if self.jobs is not None and self._parts is not None:
             self.jobs.dispatch(event)
             self._parts.on_engine_event(event)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 from services.common.errors import SluiceError
 from services.common.messages import (
     AttemptEvent,
+    CacheWanted,
     Heartbeat,
     MasterHello,
     MasterMessage,
@@ -26,6 +27,7 @@ from services.common.messages import (
 )
 from services.common.metrics import WorkerMetrics
 from services.common.peer_messages import DecodeMessage, PrefillMessage
+from services.worker.cache_account import CacheJournal
 from services.worker.engine_client import EngineClient
 from services.worker.jobs import JobEvent, Jobs
 from services.worker.protocol import effects as fx
@@ -86,6 +88,8 @@ class WorkerService:
         self._sessions: dict[MasterRef, tuple[int, MasterSession]] = {}
         self._inputs: deque[Callable[[float], list[fx.Effect]]] = deque()
         self._busy = False
+        self.cache = CacheJournal()
+        """What the engine's prefix cache holds."""
         self.broken = asyncio.Event()
         """Set when the core or a background task failed: the process must end, since what it holds can be wrong."""
         self.drained = asyncio.Event()
@@ -125,7 +129,7 @@ class WorkerService:
 
     def open_session(self, hello: MasterHello) -> MasterSession:
         """A master came; an older session of the same start of it ends."""
-        session, number = MasterSession(hello.master, self._metrics.sessions), next(self._numbers)
+        session, number = MasterSession(hello.master, self._metrics.sessions, self.cache), next(self._numbers)
         before = self._sessions.get(hello.master)
         if before is not None:
             before[1].outbox.close(SupersededError("a newer session of this master took its place"))
@@ -139,7 +143,9 @@ class WorkerService:
 
     def master_said(self, session: MasterSession, message: MasterMessage) -> None:
         """A message of a session; those of a superseded one are dropped."""
-        if self._number(session) is not None:
+        if isinstance(message, CacheWanted):
+            session.cache.restart()
+        elif self._number(session) is not None:
             self.hand_in(lambda now: self.core.from_master(session.master, message, now))
 
     def session_lost(self, session: MasterSession) -> None:

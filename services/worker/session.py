@@ -1,8 +1,9 @@
 """A worker's end of one stream to one master: what waits to be said, merged when the stream is slow (R15).
 
-Events are said in order; of heartbeats only the last one counts. Output is not queued: the session knows how far it has
-sent each choice, and when the stream can take a frame it cuts what is new from the choices' logs. So a slow stream gets
-fewer, longer frames, and what waits is bounded by the logs that are kept anyway.
+Events are said in order; of heartbeats only the last one counts, and changes of the prefix cache go with it. Output is
+not queued: the session knows how far it has sent each choice, and when the stream can take a frame it cuts what is new
+from the choices' logs. So a slow stream gets fewer, longer frames, and what waits is bounded by the logs that are kept
+anyway.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from services.common.ipc import AttemptKey
 from services.common.messages import AttemptDelta, Deltas, Heartbeat, MasterRef, WorkerMessage
 from services.common.metrics import SessionMetrics
+from services.worker.cache_account import CacheJournal, CacheReport
 from services.worker.outbox import Outbox
 from services.worker.protocol.effects import OutputLog
 
@@ -24,8 +26,9 @@ class _Cursor:
 class MasterSession:
     """One stream. The service speaks into it; the RPC writes what `outbox` gives until the stream ends."""
 
-    def __init__(self, master: MasterRef, metrics: SessionMetrics) -> None:
+    def __init__(self, master: MasterRef, metrics: SessionMetrics, cache: CacheJournal) -> None:
         self.master = master
+        self.cache = CacheReport(cache)
         self.outbox: Outbox[WorkerMessage] = Outbox(f"master {master.master_id}", self._cut)
         self._metrics = metrics
         self._cursors: dict[tuple[AttemptKey, int], _Cursor] = {}
@@ -56,9 +59,12 @@ class MasterSession:
         self.outbox.poke()
 
     def _cut(self) -> list[WorkerMessage]:
-        heartbeat, self._heartbeat = self._heartbeat, None
+        messages: list[WorkerMessage] = []
+        if self._heartbeat is not None:
+            messages = [self._heartbeat, *self.cache.messages()]
+            self._heartbeat = None
         frame = self._cut_deltas()
-        return [message for message in (heartbeat, frame) if message is not None]
+        return messages if frame is None else [*messages, frame]
 
     def _cut_deltas(self) -> Deltas | None:
         grown, self._grown = self._grown, {}

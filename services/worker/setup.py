@@ -56,6 +56,7 @@ def worker_hello(config: WorkerConfig, identity: WorkerIdentity, group: str, rea
         vocab_size=ready.vocab_size,
         eos_token_ids=ready.eos_token_ids,
         chunk_tokens=ready.chunk_tokens,
+        kv_bytes_per_token=ready.kv_bytes_per_token,
     )
     role = Role(config.role)
     address = identity.grpc_address if role is Role.DECODE else ""

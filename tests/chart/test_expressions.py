@@ -15,6 +15,7 @@ from services.common.metrics import WorkerMetrics
 from services.pd_master.fleet_metrics import FleetCollector
 from services.pd_master.kubernetes_discovery import DiscoveryMetrics
 from services.pd_master.metrics import GatewayMetrics
+from services.pd_master.prefix_index import PrefixIndex
 from services.pd_master.selector import Snapshot
 from tools.check_chart import CHART, ROOT
 from tools.dashboards import DASHBOARDS
@@ -28,7 +29,7 @@ def declared() -> set[str]:
     """The series of all processes, by the names that samples have."""
     registry = CollectorRegistry()
     DiscoveryMetrics(registry)
-    FleetCollector(registry, lambda: Snapshot((), 0.0))
+    FleetCollector(registry, lambda: Snapshot((), 0.0), PrefixIndex())
     names = set()
     for source in (WorkerMetrics(has_prefill=True, has_decode=True).registry, GatewayMetrics().registry, registry):
         for family in source.collect():

@@ -1,9 +1,12 @@
 """The prefix tree against a plain dictionary of prefixes."""
 
+from itertools import takewhile
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.common.prefix_blocks import BLOCK_TOKENS, prompt_names
 from services.engine.arrays import Ints
 from services.engine.prefix_cache import Node, PrefixCache
 
@@ -58,6 +61,47 @@ def test_the_least_recently_used_leaf_goes_first_and_a_long_one_from_its_end() -
     cache.match(ints(1, 1, 1), 3)
     assert cache.evict(2).tolist() == [21, 22]
     assert cache.match(ints(2, 2, 2), 3).num_tokens == 1
+
+
+def test_the_tree_names_the_blocks_that_it_holds_whole() -> None:
+    cache, ids = PrefixCache(), list(range(3 * BLOCK_TOKENS))
+    one, two, three = prompt_names(ids)
+    insert(cache, ids[: BLOCK_TOKENS + 5], 0)
+    assert cache.names.take() == ([one], [])
+    insert(cache, ids, 1000)
+    assert cache.names.take() == ([two, three], [])
+    other = [*ids[: BLOCK_TOKENS + 9], *([7] * BLOCK_TOKENS)]
+    insert(cache, other, 2000)  # splits a node within its second block
+    assert cache.names.take() == ([list(prompt_names(other))[1]], [])
+    cache.match(ints(*other), len(other))
+    cache.evict(1)
+    assert cache.names.take() == ([], [three])
+    assert cache.problems([]) == []
+
+
+def test_a_private_tree_names_nothing() -> None:
+    cache, ids = PrefixCache(), ints(*range(BLOCK_TOKENS))
+    cache.insert(ids, ids, Node(ids[:0], ids[:0], None))
+    assert cache.names.take() == ([], [])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 1), min_size=1, max_size=4)), max_size=30))
+def test_what_is_told_adds_up_to_what_is_held(steps: list[tuple[bool, list[int]]]) -> None:
+    cache, told, next_slot = PrefixCache(), set[int](), 0
+    for is_insert, parts in steps:
+        tokens = [part for part in parts for _ in range(40)]
+        if is_insert:
+            insert(cache, tokens, next_slot)
+            next_slot += len(tokens)
+        else:
+            cache.evict(len(tokens))
+        stored, evicted = cache.names.take()
+        told = (told | set(stored)) - set(evicted)
+        assert told == {name for node in cache.nodes() for name in node.names}
+        for tokens in ([0] * 160, [1] * 160, [0] * 40 + [1] * 120):
+            held = cache.match(ints(*tokens), len(tokens)).num_tokens // BLOCK_TOKENS
+            assert sum(1 for _ in takewhile(told.__contains__, prompt_names(tokens))) == held
+    assert cache.problems([]) == []
 
 
 tokens_lists = st.lists(st.integers(0, 2), min_size=1, max_size=8)

@@ -12,6 +12,7 @@ from services.common.ipc import (
     Admit,
     Admitted,
     AttemptKey,
+    CacheChanged,
     Deferred,
     Ended,
     EngineStop,
@@ -29,6 +30,7 @@ from services.common.ipc import (
     Usage,
     unpack_ids,
 )
+from services.common.prefix_blocks import packed_names
 from services.common.request import FinishReason
 from tests.fakes.tokens import fake_token
 
@@ -123,9 +125,12 @@ class FakeState:
         job.sequences = {choice: Sequence(len(output)) for choice in admit.choices}
         job.hand_over = admit.hand_over
         job.computed = num_tokens - 1 if admit.prompt_ids in self._known_prompts else 0
-        self._known_prompts.add(admit.prompt_ids)
         self.jobs[admit.job_id] = job
-        return [Admitted(admit.job_id, job.computed, num_tokens)]
+        events: list[Event] = [Admitted(admit.job_id, job.computed, num_tokens)]
+        if admit.prompt_ids not in self._known_prompts:
+            self._known_prompts.add(admit.prompt_ids)
+            events.append(CacheChanged(packed_names(admit.prompt_ids), []))
+        return events
 
     def _must_defer(self, num_tokens: int) -> bool:
         self._num_proposals += 1

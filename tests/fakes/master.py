@@ -15,6 +15,7 @@ from services.common.messages import (
     PROTOCOL,
     Abort,
     AttemptEvent,
+    CacheChanges,
     Deltas,
     Heartbeat,
     LiveAttempt,
@@ -184,6 +185,8 @@ class FakeMaster:
                 link.hello = message
             case Heartbeat():
                 link.heartbeat = message
+            case CacheChanges():
+                pass
             case Deltas(deltas=deltas):
                 for one in deltas:
                     self.seen.setdefault(one.key.request_id, Seen()).take(one.delta)

@@ -1,6 +1,6 @@
 """Master -> worker: `WorkerServiceSessionRequest`."""
 
-from services.common.messages import Abort, MasterHello, MasterMessage, Peers, Reconcile, Redirect, Submit
+from services.common.messages import Abort, CacheWanted, MasterHello, MasterMessage, Peers, Reconcile, Redirect, Submit
 from services.common.wire.errors import WireError, require
 from services.common.wire.generation import request_from_proto, request_to_proto
 from services.common.wire.names import (
@@ -19,6 +19,21 @@ from sluice.v1 import worker_pb2 as pb
 def master_message_to_proto(message: MasterMessage) -> pb.WorkerServiceSessionRequest:
     """Inverse of `master_message_from_proto`."""
     match message:
+        case Peers(peers=peers):
+            return pb.WorkerServiceSessionRequest(peers=pb.PeerList(peers=[peer_to_proto(peer) for peer in peers]))
+        case CacheWanted():
+            return pb.WorkerServiceSessionRequest(cache_wanted=pb.CacheAccountWanted())
+        case MasterHello(protocol=protocol, master=master, live=live):
+            hello = pb.MasterHello(
+                protocol=protocol, master=master_ref_to_proto(master), live=[live_to_proto(one) for one in live]
+            )
+            return pb.WorkerServiceSessionRequest(hello=hello)
+        case _:
+            return _attempts_to_proto(message)
+
+
+def _attempts_to_proto(message: Submit | Abort | Redirect | Reconcile) -> pb.WorkerServiceSessionRequest:
+    match message:
         case Submit():
             return pb.WorkerServiceSessionRequest(submit=_submit_to_proto(message))
         case Abort(keys=keys):
@@ -26,20 +41,26 @@ def master_message_to_proto(message: MasterMessage) -> pb.WorkerServiceSessionRe
         case Redirect(key=key, new_attempt=attempt, decode=peer):
             redirect = pb.RedirectAttempt(key=key_to_proto(key), new_attempt=attempt, decode=peer_to_proto(peer))
             return pb.WorkerServiceSessionRequest(redirect=redirect)
-        case Peers(peers=peers):
-            return pb.WorkerServiceSessionRequest(peers=pb.PeerList(peers=[peer_to_proto(peer) for peer in peers]))
         case Reconcile(live=live):
             reconcile = pb.ReconcileAttempts(live=[live_to_proto(one) for one in live])
             return pb.WorkerServiceSessionRequest(reconcile=reconcile)
-        case MasterHello(protocol=protocol, master=master, live=live):
-            hello = pb.MasterHello(
-                protocol=protocol, master=master_ref_to_proto(master), live=[live_to_proto(one) for one in live]
-            )
-            return pb.WorkerServiceSessionRequest(hello=hello)
 
 
 def master_message_from_proto(proto: pb.WorkerServiceSessionRequest) -> MasterMessage:
     """WireError when no known kind is set or a part of it is missing."""
+    match proto.WhichOneof("message"):
+        case "peers":
+            return Peers([peer_from_proto(peer) for peer in proto.peers.peers])
+        case "cache_wanted":
+            return CacheWanted()
+        case "hello":
+            live = [live_from_proto(one) for one in proto.hello.live]
+            return MasterHello(proto.hello.protocol, master_ref_from_proto(proto.hello.master), live)
+        case _:
+            return _attempts_from_proto(proto)
+
+
+def _attempts_from_proto(proto: pb.WorkerServiceSessionRequest) -> Submit | Abort | Redirect | Reconcile:
     match proto.WhichOneof("message"):
         case "submit":
             return _submit_from_proto(proto.submit)
@@ -49,13 +70,8 @@ def master_message_from_proto(proto: pb.WorkerServiceSessionRequest) -> MasterMe
             redirect = proto.redirect
             require(redirect.new_attempt > redirect.key.attempt, "redirect.new_attempt")
             return Redirect(key_from_proto(redirect.key), redirect.new_attempt, peer_from_proto(redirect.decode))
-        case "peers":
-            return Peers([peer_from_proto(peer) for peer in proto.peers.peers])
         case "reconcile":
             return Reconcile([live_from_proto(one) for one in proto.reconcile.live])
-        case "hello":
-            live = [live_from_proto(one) for one in proto.hello.live]
-            return MasterHello(proto.hello.protocol, master_ref_from_proto(proto.hello.master), live)
         case _:
             raise WireError("a session request of no known kind", param="message")
 

@@ -2,6 +2,7 @@
 
 from services.common.messages import (
     AttemptDelta,
+    CacheChanges,
     Deltas,
     Heartbeat,
     Limits,
@@ -32,6 +33,9 @@ def worker_message_to_proto(message: WorkerMessage) -> pb.WorkerServiceSessionRe
             return pb.WorkerServiceSessionResponse(deltas=pb.DeltaFrame(deltas=frame))
         case Heartbeat():
             return pb.WorkerServiceSessionResponse(heartbeat=_heartbeat_to_proto(message))
+        case CacheChanges(generation=generation, number=number, stored=stored, evicted=evicted):
+            cache = pb.CacheAccount(generation=generation, number=number, stored=stored, evicted=evicted)
+            return pb.WorkerServiceSessionResponse(cache=cache)
         case WorkerHello():
             return pb.WorkerServiceSessionResponse(hello=_hello_to_proto(message))
         case _:
@@ -48,6 +52,9 @@ def worker_message_from_proto(proto: pb.WorkerServiceSessionResponse) -> WorkerM
             return event_from_proto(proto.event)
         case "heartbeat":
             return _heartbeat_from_proto(proto.heartbeat)
+        case "cache":
+            cache = proto.cache
+            return CacheChanges(cache.generation, cache.number, list(cache.stored), list(cache.evicted))
         case "hello":
             return _hello_from_proto(proto.hello)
         case _:
@@ -70,6 +77,7 @@ def _hello_to_proto(hello: WorkerHello) -> pb.WorkerHello:
             vocab_size=limits.vocab_size,
             eos_token_ids=limits.eos_token_ids,
             chunk_tokens=limits.chunk_tokens,
+            kv_bytes_per_token=limits.kv_bytes_per_token,
         ),
     )
 
@@ -90,6 +98,7 @@ def _hello_from_proto(proto: pb.WorkerHello) -> WorkerHello:
             vocab_size=limits.vocab_size,
             eos_token_ids=tuple(limits.eos_token_ids),
             chunk_tokens=limits.chunk_tokens,
+            kv_bytes_per_token=limits.kv_bytes_per_token,
         ),
     )
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from services.common.ipc import AttemptKey, SequenceOutput
-from services.common.messages import Deltas, Heartbeat, Load, MasterRef, Queued, WorkerMessage
+from services.common.messages import CacheChanges, Deltas, Heartbeat, Load, MasterRef, Queued, WorkerMessage
 from services.common.metrics import WorkerMetrics
 from services.common.request import Delta, Finish, FinishReason
+from services.worker.cache_account import CacheJournal
 from services.worker.outbox import MAX_WAITING, Outbox
 from services.worker.outputs import Taken
 from services.worker.session import MasterSession
@@ -36,7 +37,7 @@ class Log:
 
 def session() -> MasterSession:
     metrics = WorkerMetrics(has_prefill=False, has_decode=True)
-    return MasterSession(MasterRef("m", "1"), metrics.sessions)
+    return MasterSession(MasterRef("m", "1"), metrics.sessions, CacheJournal())
 
 
 async def written(one: MasterSession) -> list[WorkerMessage]:
@@ -65,8 +66,9 @@ async def test_a_slow_stream_gets_only_the_last_heartbeat() -> None:
     one = session()
     for age_s in (1.0, 2.0, 3.0):
         one.beat(Heartbeat(Load(), age_s, ready=True, draining=False, proven=[], held=[]))
-    (heartbeat,) = await written(one)
+    heartbeat, account = await written(one)
     assert isinstance(heartbeat, Heartbeat)
+    assert account == CacheChanges(1, 0, [], [])
     assert heartbeat.engine_age_s == 3.0
 
 

@@ -38,6 +38,7 @@ from services.pd_master.attempt_index import AttemptIndex
 from services.pd_master.delivery import Choice, Fault
 from services.pd_master.effects import Cached, Deliver, Effect, End, Send
 from services.pd_master.inflight import Branch, Chooser, Inflight, MasterAttempt, Stage
+from services.pd_master.moves import Moves
 from services.pd_master.pending_load import PendingLoad
 from services.pd_master.recovery import (
     MAX_ATTEMPTS,
@@ -67,6 +68,7 @@ class Attempts:
         self._timers: Timers[Due] = Timers()
         self._index = AttemptIndex(pending)
         self._recovery = Recovery(chooser, self._index, self._timers, self._emit, max_attempts)
+        self._moves = Moves(self._index, self._recovery)
         self._inflights: dict[str, Inflight] = {}
 
     def __len__(self) -> int:
@@ -121,8 +123,13 @@ class Attempts:
             if worker == attempt.decode and attempt.stage < Stage.JOINED:
                 self._decode_lost(attempt, worker, now)
             else:
-                crash = worker if crashed and _was_inside(attempt, worker) else None
+                crash = worker if crashed and attempt.was_inside(worker) else None
                 self._recovery.lost(attempt, now, exclude=worker, crash=crash)
+        return self._take()
+
+    def worker_stalled(self, worker: WorkerRef, now: float) -> list[Effect]:
+        """Its engine stands still, as it says itself each second; it may come to itself."""
+        self._moves.leave_stalled(worker, now)
         return self._take()
 
     def from_worker(self, worker: WorkerRef, message: WorkerMessage, now: float) -> list[Effect]:
@@ -266,7 +273,7 @@ class Attempts:
             else:
                 self._missed(attempt, worker, now)
         if heartbeat.draining and heartbeat.drain_left_s < HANDOVER_LEAD_S:
-            self._hand_over(worker, heartbeat.drain_left_s, now)
+            self._moves.hand_over(worker, heartbeat.drain_left_s, now)
 
     def _missed(self, attempt: MasterAttempt, worker: WorkerRef, now: float) -> None:
         misses = attempt.misses[worker] = attempt.misses.get(worker, 0) + 1
@@ -276,25 +283,6 @@ class Attempts:
             self._index.prefill_done(attempt)
         else:
             self._recovery.lost(attempt, now)
-
-    def _hand_over(self, worker: WorkerRef, left_s: float, now: float) -> None:
-        """Start the sequences of a worker that will end elsewhere, a share each second."""
-        decoding = [attempt for attempt in self._index.on(worker).values() if self._decodes_on(attempt, worker)]
-        share = -(-len(decoding) // max(int(left_s) - 1, 1))
-        for attempt in decoding[:share]:
-            branch = attempt.branch
-            branch.excluded.add(worker)
-            if len(branch.unfinished()) > 1:
-                self._recovery.lost(attempt, now)
-            else:
-                self._recovery.overlap(branch, now)
-
-    @staticmethod
-    def _decodes_on(attempt: MasterAttempt, worker: WorkerRef) -> bool:
-        is_current = attempt is attempt.branch.current and attempt.branch.previous is None
-        if attempt.decode is None:
-            return is_current and attempt.stage >= Stage.PREFILLING
-        return is_current and worker == attempt.decode and attempt.stage is Stage.JOINED
 
     # --------------------------------------------------------------------------------------------------------- timers
 
@@ -352,10 +340,3 @@ def _invalid(attempt: MasterAttempt, why: str) -> InvalidRequestError:
     grammar = attempt.branch.inflight.request.sampling.grammar
     field = grammar.field if grammar is not None else ""
     return InvalidRequestError(f"{field}: {why}" if field else why, param=field or None)
-
-
-def _was_inside(attempt: MasterAttempt, worker: WorkerRef) -> bool:
-    """Whether the worker's engine had it in work: what crashed it may have been this (R12)."""
-    if worker == attempt.decode:
-        return attempt.stage is Stage.JOINED
-    return attempt.stage >= Stage.PREFILLING and (attempt.decode is None or attempt.stage < Stage.JOINED)

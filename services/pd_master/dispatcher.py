@@ -92,6 +92,10 @@ class PdDispatcher:
         """The worker will not come back as this incarnation."""
         self._run(self._attempts.worker_lost(worker, self._loop.time(), crashed=crashed))
 
+    def worker_stalled(self, worker: WorkerRef) -> None:
+        """Its engine stands still."""
+        self._run(self._attempts.worker_stalled(worker, self._loop.time()))
+
     # -------------------------------------------------------------------------------------------------------- effects
 
     def _run(self, effects: list[Effect]) -> None:

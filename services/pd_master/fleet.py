@@ -93,6 +93,10 @@ class Fleet:
         """As the dispatcher's."""
         self._dispatcher.worker_lost(worker, crashed=crashed)
 
+    def worker_stalled(self, worker: WorkerRef) -> None:
+        """As the dispatcher's."""
+        self._dispatcher.worker_stalled(worker)
+
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0

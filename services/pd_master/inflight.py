@@ -61,6 +61,12 @@ class MasterAttempt:
         """The decode worker, unless it is the same one."""
         return None if self.pair.decode is None else self.pair.decode.worker
 
+    def was_inside(self, worker: WorkerRef) -> bool:
+        """Whether the worker's engine had it in work: what crashed or stopped it may have been this (R12)."""
+        if worker == self.decode:
+            return self.stage is Stage.JOINED
+        return self.stage >= Stage.PREFILLING and (self.decode is None or self.stage < Stage.JOINED)
+
     def live(self) -> LiveAttempt:
         """As it is named to a worker."""
         return LiveAttempt(self.key, {choice.index: choice.next_index for choice in self.branch.unfinished()})
@@ -117,6 +123,8 @@ class Inflight:
     branches: list[Branch] = field(default_factory=list)
     crashes: set[str] = field(default_factory=set)
     """Crashes that took an attempt of it along (R12)."""
+    stalls: set[str] = field(default_factory=set)
+    """Workers whose engine stood still with an attempt of it inside."""
     has_cached_tokens: bool = False
     is_over: bool = False
 

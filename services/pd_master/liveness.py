@@ -4,6 +4,8 @@
      ^-------------------- hello of the same start ----------------------'  refused for REFUSED_S,
                                                                             or out of reach for the other half
 
+An engine that stands still is no loss: its worker says so itself, and what it holds may go on elsewhere (`stalled`).
+
 A refused connection is the word of its host that nobody listens there any more. Out of reach may as well be this
 master's own network: if more than half the workers are, all at once, or this process itself did not run, nobody is
 declared lost yet. A few seconds later that has no point any more: by then the workers have ended this master's attempts
@@ -30,6 +32,12 @@ LAG_S = 1.0
 class _Worker:
     down_since: float | None = None
     is_refused: bool = False
+    is_stalled: bool = False
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """Silent or stalled, for a reason that others may share; a refused connection is a reason of its own."""
+        return not self.is_refused and (self.is_stalled or self.down_since is not None)
 
 
 class Lost(NamedTuple):
@@ -65,6 +73,18 @@ class Liveness:
         if known is not None:
             known.is_refused = True
 
+    def stalled(self, worker: WorkerRef, *, is_stalled: bool) -> bool:
+        """It said whether its engine stands still. Return whether that is a reason to move what it holds: not while
+        most workers are in trouble, for the few others would drown in it."""
+        known = self._workers.get(worker)
+        if known is None:
+            return False
+        known.is_stalled = is_stalled
+        return is_stalled and not self._is_outage()
+
+    def _is_outage(self) -> bool:
+        return 2 * sum(one.is_in_trouble for one in self._workers.values()) > len(self._workers) > 1
+
     def forget(self, worker: WorkerRef) -> None:
         """It is known to be gone by other means."""
         self._workers.pop(worker, None)
@@ -72,8 +92,7 @@ class Liveness:
     def tick(self, now: float) -> list[Lost]:
         """Return whom to give up. Called several times a second."""
         self._discount_lag(now)
-        silent = [one for one in self._workers.values() if one.down_since is not None and not one.is_refused]
-        hold = 2 * len(silent) > len(self._workers) > 1
+        hold = self._is_outage()
         lost = [
             Lost(worker, one.is_refused)
             for worker, one in self._workers.items()

@@ -96,6 +96,14 @@ class Recovery:
         branch.previous = branch.current
         self.start(branch, pair, now)
 
+    def has_place(self, branch: Branch) -> bool:
+        """Whether an attempt could start now."""
+        try:
+            self.choose(branch)
+        except SluiceError:
+            return False
+        return True
+
     def retry(self, branch: Branch, now: float) -> None:
         """Another attempt for a branch that has none."""
         if branch.inflight.is_over or branch.current is not None:
@@ -192,6 +200,18 @@ class Recovery:
         if self._is_worn_out(branch):
             return
         self._move(attempt, Pair(attempt.pair.prefill, peer))
+
+    def redirect_if_possible(self, attempt: MasterAttempt, exclude: WorkerRef) -> None:
+        """As `redirect`, but it stays where it is when no other decode worker takes it."""
+        branch = attempt.branch
+        branch.excluded.add(exclude)
+        prefill = attempt.pair.prefill
+        try:
+            peer = self._chooser.decode(branch.inflight.request, prefill, frozenset(branch.excluded))
+        except SluiceError:
+            return
+        if not self._is_worn_out(branch):
+            self._move(attempt, Pair(prefill, peer))
 
     def _move(self, attempt: MasterAttempt, pair: Pair) -> None:
         branch = attempt.branch

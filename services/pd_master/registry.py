@@ -62,6 +62,10 @@ class WorkHandler(Protocol):
         """The worker will not come back as this incarnation."""
         ...
 
+    def worker_stalled(self, worker: WorkerRef) -> None:
+        """The worker is there, but its engine stands still; said again each second."""
+        ...
+
 
 @dataclass(slots=True)
 class _Worker:
@@ -203,12 +207,13 @@ class Registry:
 
     def _heartbeat(self, worker: WorkerRef, beat: Heartbeat) -> None:
         known = self._workers[worker]
-        was_ready = known.heartbeat is not None and known.heartbeat.ready
+        was_stalled = known.heartbeat is not None and _is_stalled(known.heartbeat)
         known.heartbeat = beat
-        if was_ready and not beat.ready and not beat.draining:
-            # Its engine is wedged: what it holds goes on elsewhere. The session stays, for it may come to itself.
-            log.warning("worker %s is not ready any more: its requests move", worker.worker_id)
-            self._work.worker_lost(worker, crashed=False)
+        if _is_stalled(beat) != was_stalled:
+            state = "makes no step" if not was_stalled else "is at work again"
+            log.warning("worker %s: its engine %s, age %.1f s", worker.worker_id, state, beat.engine_age_s)
+        if self._liveness.stalled(worker, is_stalled=_is_stalled(beat)):
+            self._work.worker_stalled(worker)
 
     def link_down(self, link: WorkerLink, worker: WorkerRef) -> None:
         """A session ended; nothing happens when another link has taken its place."""
@@ -238,3 +243,8 @@ class Registry:
         for hello in group:
             if hello.role is Role.PREFILL and (changed.role is Role.DECODE or hello.worker == changed.worker):
                 self.say(hello.worker, peers)
+
+
+def _is_stalled(beat: Heartbeat) -> bool:
+    """A worker says hello once its model is loaded, so one that does not drain and is not ready has a stuck engine."""
+    return not beat.ready and not beat.draining

@@ -70,3 +70,20 @@ def test_time_in_which_this_process_stood_still_is_not_held_against_workers() ->
     assert liveness.tick(30.0) == []
     assert lost_by(liveness, 32.25, 30.25) == []
     assert [one.worker for one in lost_by(liveness, 33.0, 32.5)] == [WORKERS[0]]
+
+
+def test_stalled_engine_is_a_reason_to_move_its_work_until_it_comes_to_itself() -> None:
+    liveness = present(*WORKERS)
+    assert liveness.stalled(WORKERS[0], is_stalled=True)
+    assert liveness.stalled(WORKERS[1], is_stalled=True)
+    assert not liveness.stalled(WORKERS[0], is_stalled=False)
+    assert lost_by(liveness, 60.0) == []
+
+
+def test_when_most_engines_stall_or_fall_silent_nothing_moves() -> None:
+    liveness = present(*WORKERS)
+    liveness.down(WORKERS[2], 0.0)
+    assert liveness.stalled(WORKERS[0], is_stalled=True)
+    assert not liveness.stalled(WORKERS[1], is_stalled=True)
+    assert not liveness.stalled(WORKERS[0], is_stalled=True)
+    assert lost_by(liveness, 7.75) == [], "the silent one is not given up early either"

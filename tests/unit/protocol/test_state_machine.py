@@ -1,7 +1,7 @@
 """The protocol (R1 to R20) under anything: the real cores of masters, prefill and decode workers over a network
 that loses sessions with what is under way, repeats messages and delivers the streams in any order against each other;
-processes that die and come back as other incarnations; engines that defer, revoke, preempt and lose transfers; clients
-that go away.
+processes that die and come back as other incarnations; engines that stand still, defer, revoke, preempt and lose
+transfers; clients that go away.
 
 What must hold, whatever happens (checked in `sim`):
 - every client gets a prefix of the one right output, each token once, and text that fits it;
@@ -85,6 +85,14 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.sim.drain(number)
 
     @rule(number=NUMBER)
+    def engine_stands_still(self, number: int) -> None:
+        self.sim.stall(number)
+
+    @rule(number=NUMBER)
+    def engine_comes_to_itself(self, number: int) -> None:
+        self.sim.wake(number)
+
+    @rule(number=NUMBER)
     def client_goes(self, number: int) -> None:
         self.sim.abort(number)
 
@@ -136,6 +144,8 @@ FAULTS = {
     "notice": 20,
     "kill_worker": 1.5,
     "drain": 0.2,
+    "stall": 1,
+    "wake": 4,
     "abort": 3,
     "preempt": 7,
     "revoke": 5,

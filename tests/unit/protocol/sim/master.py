@@ -133,9 +133,11 @@ class Master:
             return
         for worker, one in list(self.known.items()):
             if one.session is session:
+                self.run(self.core.from_worker(worker, message, now))
                 if isinstance(message, Heartbeat):
                     one.heartbeat = message
-                self.run(self.core.from_worker(worker, message, now))
+                    if self.liveness.stalled(worker, is_stalled=not message.ready and not message.draining):
+                        self.run(self.core.worker_stalled(worker, now))
 
     def _up(self, session: Session, hello: WorkerHello, now: float) -> None:
         for other in list(self.known):

@@ -55,6 +55,11 @@ class Simulation:
         """Workers whose process runs."""
         return [worker for worker in self.workers.values() if worker is not None]
 
+    @property
+    def at_work(self) -> list[Worker]:
+        """Those whose engine runs."""
+        return [worker for worker in self.alive if not worker.is_stalled]
+
     # ---------------------------------------------------------------------------------------------------- processes
 
     def start_worker(self, worker_id: str) -> None:
@@ -90,6 +95,18 @@ class Simulation:
         worker = pick(self.alive, number)
         if worker is not None:
             worker.drain(self.now)
+
+    def stall(self, number: int) -> None:
+        """An engine stands still."""
+        worker = pick(self.at_work, number)
+        if worker is not None:
+            worker.is_stalled = True
+
+    def wake(self, number: int) -> None:
+        """An engine comes to itself."""
+        worker = pick([one for one in self.alive if one.is_stalled], number)
+        if worker is not None:
+            worker.is_stalled = False
 
     # ------------------------------------------------------------------------------------------------------ clients
 
@@ -213,25 +230,25 @@ class Simulation:
 
     def process(self, number: int, *, defer: bool = False) -> None:
         """An engine takes a command."""
-        found = pick([worker for worker in self.alive if worker.engine.commands], number)
+        found = pick([worker for worker in self.at_work if worker.engine.commands], number)
         if found is not None:
             found.engine.process(defer=defer)
 
     def event(self, number: int) -> None:
         """A core takes an event of its engine."""
-        found = pick([worker for worker in self.alive if worker.engine.events], number)
+        found = pick([worker for worker in self.at_work if worker.engine.events], number)
         if found is not None:
             found.take_event(self.now)
 
     def step(self, number: int, num_tokens: int = 1) -> None:
         """An engine computes something."""
-        found = pick([(worker, job) for worker in self.alive for job in worker.engine.steppable], number)
+        found = pick([(worker, job) for worker in self.at_work for job in worker.engine.steppable], number)
         if found is not None:
             found[0].engine.step(found[1], num_tokens)
 
     def push(self, number: int) -> None:
         """A prompt's KV crosses."""
-        found = pick([(worker, job) for worker in self.alive for job in worker.engine.pushable], number)
+        found = pick([(worker, job) for worker in self.at_work for job in worker.engine.pushable], number)
         if found is None:
             return
         worker, job = found[0], found[0].engine.jobs[found[1]]
@@ -239,19 +256,19 @@ class Simulation:
         target = self.workers[job.place.peer_id]
         if target is None:
             worker.engine.fail_transfer(job.job_id)
-        else:
+        elif not target.is_stalled:
             job.pushed = True
             target.engine.receive(job.place.key, job.token_ids)
 
     def preempt(self, number: int) -> None:
         """An engine takes a sequence's slots."""
-        found = pick([(worker, *which) for worker in self.alive for which in worker.engine.preemptible], number)
+        found = pick([(worker, *which) for worker in self.at_work for which in worker.engine.preemptible], number)
         if found is not None:
             found[0].engine.preempt(found[1], found[2])
 
     def revoke(self, number: int) -> None:
         """An engine takes a reservation back."""
-        found = pick([(worker, job) for worker in self.alive for job in worker.engine.revocable], number)
+        found = pick([(worker, job) for worker in self.at_work for job in worker.engine.revocable], number)
         if found is not None:
             found[0].engine.revoke(found[1])
 
@@ -322,6 +339,8 @@ class Simulation:
     def _round(self) -> None:
         for worker_id in self._roles:
             self.start_worker(worker_id)
+        for worker in self.alive:
+            worker.is_stalled = False
         for attempt in self._missing():
             attempt()
         for session in [one for one in self.sessions if one.dead]:

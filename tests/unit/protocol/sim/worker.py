@@ -53,6 +53,8 @@ class Worker:
         self.role = role
         self.engine = Engine()
         self.draining = False
+        self.is_stalled = False
+        """Its engine stands still; the control process goes on."""
         self._book = book
         self._last_job = 0
         self.core: Any = CORES[role](open_log, self._new_id, (EOS,))
@@ -117,7 +119,7 @@ class Worker:
     def _heartbeat(self, master: MasterRef) -> Heartbeat:
         proven = [ProvenPair(worker, "sim", 1.0) for worker in self.peers] if self.role is Role.PREFILL else []
         left_s = 5.0 if self.draining else 0.0
-        return Heartbeat(Load(), 0.0, True, self.draining, proven, self.core.held(master), left_s)
+        return Heartbeat(Load(), 0.0, not self.is_stalled, self.draining, proven, self.core.held(master), left_s)
 
     def cut(self, session: Session) -> None:
         """Write what has grown since the last frame, as a stream does when it can take more."""

@@ -1,14 +1,11 @@
-"""Parts of the test node that a test takes away and brings back: API server and etcd."""
+"""A part of the test node that a test takes away and brings back: the API server."""
 
 import os
 import subprocess
 import time
-import urllib.request
 from pathlib import Path
 
 from tests.cluster.kube import FOLDER, TOOL
-
-ETCD = "http://127.0.0.1:12379"
 
 
 def on_node(*command: str) -> str:
@@ -45,17 +42,3 @@ class ApiServer:
             env=os.environ | {"KUBECONFIG": str(FOLDER / "admin.kubeconfig")}, capture_output=True, check=False,
         )  # fmt: skip
         return done.returncode == 0
-
-
-def compact_etcd() -> None:
-    """Let etcd forget every revision but the last, as it does by itself every few minutes on a real cluster."""
-    import json
-
-    def post(path: str, body: dict[str, object]) -> dict[str, dict[str, str]]:
-        request = urllib.request.Request(ETCD + path, json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            found: dict[str, dict[str, str]] = json.load(answer)
-            return found
-
-    revision = post("/v3/kv/range", {"key": "Lw==", "limit": 1})["header"]["revision"]
-    post("/v3/kv/compaction", {"revision": revision})

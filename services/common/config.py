@@ -26,10 +26,16 @@ def split_address(text: str, key: str) -> tuple[str, int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogOptions(Options):
-    """How a process logs."""
+    """How a process logs and traces."""
 
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe line to log", group="logs")
     log_format: Literal["text", "json"] = option("text", "text for people, json for collectors", group="logs")
+    otlp_endpoint: str | None = option(
+        None,
+        "OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request; none makes no traces",
+        group="logs",
+        metavar="URL",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,12 +223,6 @@ class GatewayConfig(LogOptions):
         5.0, "a worker that is silent for this long counts as lost", group="times", minimum=0.5
     )
     drain_s: float = option(30.0, "time to finish streams after SIGTERM", group="times", minimum=0.0)
-    otlp_endpoint: str | None = option(
-        None,
-        "OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request; none makes no traces",
-        group="logs",
-        metavar="URL",
-    )
 
     def check(self) -> None:
         """Workers are host:port, and given in one way."""

@@ -144,7 +144,7 @@ class DecodeReservations(ProtocolCore[Reservation]):
         )
         self._masters.add(one, now)
         self._by_job[job_id] = one
-        self._emit(StartJob(one.work(job_id, WorkKind.RESERVATION), one.reserve_command()))
+        self._emit(StartJob(one.work(job_id, WorkKind.RESERVATION), one.reserve_command(), one.request.traceparent))
 
     def _refusal(self, reserve: Reserve) -> RefusalReason | None:
         if self._masters.is_stale(reserve.key):

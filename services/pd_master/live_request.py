@@ -8,12 +8,15 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
+
 from services.common.errors import RequestAbortedError, SluiceError, WorkerFailedError
 from services.common.request import Delta, Finish, FinishReason, Request
+from services.common.tracing import Attribute
 from services.pd_master.backend import Dispatcher, Generation
 from services.pd_master.keys import current_key
 from services.pd_master.metrics import GatewayMetrics
-from services.pd_master.tracing import Attribute, Times, Tracer, current_parent
+from services.pd_master.tracing import Times, Tracer, current_parent
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +40,9 @@ class LiveRequest:
         on_end: Callable[["LiveRequest"], None],
         tracer: Tracer | None = None,
     ) -> None:
-        self.request = request
+        self._root = tracer.begin(current_parent.get()) if tracer is not None else None
+        traceparent = self._root.span.header if self._root is not None else ""
+        self.request = msgspec.structs.replace(request, traceparent=traceparent) if traceparent else request
         self.num_output_tokens = 0
         self._metrics = metrics
         self._api = api
@@ -55,7 +60,6 @@ class LiveRequest:
         self.key = current_key.get()
         """Name of the caller's API key."""
         self._tracer = tracer
-        self._parent = current_parent.get()
         self._joined = 0.0
         self._outcome = "aborted"
 
@@ -174,7 +178,7 @@ class LiveRequest:
         on_end(self)
 
     def _trace(self, outcome: str) -> None:
-        if self._tracer is None:
+        if self._tracer is None or self._root is None:
             return
         first_token = self._arrived + self._first_token_s if self._first_token_s else 0.0
         times = Times(self._arrived, self._dispatched, self._prefilling, first_token, self._joined, ended=self._clock())
@@ -189,7 +193,7 @@ class LiveRequest:
             "gen_ai.response.id": self.request.request_id,
         }
         failed = "" if outcome in ("completed", "aborted") else outcome
-        self._tracer.request(times, self._parent, f"{operation} {self.request.model}", attributes, failed)
+        self._tracer.end(self._root, times, f"{operation} {self.request.model}", attributes, failed)
 
     def _log(self, outcome: str, seconds: float) -> None:
         """The request's one line: what it was and took, never what it said."""

@@ -139,7 +139,8 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
         self._masters.add(one, now)
         self._by_job[job_id] = one
         self._masters.tell(one, Queued(one.key))
-        self._emit(StartJob(one.work(job_id, WorkKind.PREFILL), one.admit_command(self._eos_token_ids)))
+        admit = one.admit_command(self._eos_token_ids)
+        self._emit(StartJob(one.work(job_id, WorkKind.PREFILL), admit, one.request.traceparent))
 
     def _redirect(self, ref: MasterRef, redirect: Redirect, now: float) -> None:
         new_key = AttemptKey(redirect.key.request_id, redirect.new_attempt)

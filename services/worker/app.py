@@ -31,7 +31,8 @@ from services.worker.parts import BuildRole, Context, Parts
 from services.worker.protocol.times import Times
 from services.worker.rpc_errors import ErrorInterceptor
 from services.worker.service import WorkerService
-from services.worker.setup import Model, open_model, router_config, worker_hello
+from services.worker.setup import Model, open_model, router_config, span_exporter, worker_hello
+from services.worker.stages import JobTracer
 from services.worker.status import Status
 from sluice.v1 import reservation_pb2, worker_pb2, worker_pb2_grpc
 
@@ -68,6 +69,7 @@ class Worker:
         self.identity = identify(config, self._bind())
         self.engine = EngineClient(command=engine_command)
         self.status = Status(self.engine, self._metrics, stall_s=config.engine_stall_s, max_queue=config.max_queue)
+        self._exporter = span_exporter(config, self.identity)
         self.http_port = 0
         self.serving = asyncio.Event()
         """Set once masters may come."""
@@ -151,6 +153,8 @@ class Worker:
         async with asyncio.TaskGroup() as tasks:
             service, jobs = self._set_up(ready.result(), model)
             background = [tasks.create_task(service.beat()), tasks.create_task(jobs.router.run())]
+            if self._exporter is not None:
+                background.append(tasks.create_task(self._exporter.run()))
             await self._server.start()
             await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
             self.serving.set()
@@ -174,7 +178,8 @@ class Worker:
         service = WorkerService(
             self.engine, worker_hello(config, self.identity, group, ready), self.status, self._metrics
         )
-        jobs = Jobs(self.engine, router_config(config, ready), self._metrics, service.job_event)
+        tracer = None if self._exporter is None else JobTracer(self._exporter, config.role)
+        jobs = Jobs(self.engine, router_config(config, ready), self._metrics, service.job_event, tracer)
 
         def open_log(request: Request, choice: int, output_ids: list[int]) -> ChoiceOutput:
             return ChoiceOutput(model.vocabulary, request, choice, output_ids, ready.eos_token_ids)

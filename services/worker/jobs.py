@@ -25,7 +25,7 @@ from services.router import events as told
 from services.router.router import Outlets, Router
 from services.router.work import QueuedWork, RouterConfig, WorkKind
 from services.worker.engine_client import EngineClient
-from services.worker.stages import Stages
+from services.worker.stages import JobTracer, Stages
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +79,12 @@ class Jobs:
         config: RouterConfig,
         metrics: WorkerMetrics,
         on_event: Callable[[JobEvent], None],
+        tracer: JobTracer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._stages = Stages(metrics)
+        self._stages = Stages(metrics, tracer)
         self._on_event = on_event
         self._ids = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
@@ -96,11 +97,11 @@ class Jobs:
         """An id that was never used in this engine's life."""
         return next(self._ids)
 
-    def start(self, work: QueuedWork, command: ipc.Admit | ipc.Reserve) -> None:
+    def start(self, work: QueuedWork, command: ipc.Admit | ipc.Reserve, traceparent: str = "") -> None:
         """Queue a job; `work.key` is its id. Raises ContextLengthError or OverloadedError and then does not know it."""
         self.router.enqueue(work)
         self._jobs[command.job_id] = _Job(work, command)
-        self._stages.queued(command.job_id, work)
+        self._stages.queued(command, work, traceparent)
 
     def end(self, job_id: int) -> None:
         """End a job in any state; Ended follows, at once if the engine never heard of it. Unknown ids are ignored."""
@@ -178,6 +179,8 @@ class Jobs:
                 self.router.tell(told.Preempted(job_id, choice))
             case ipc.Revoked():
                 self._stages.revoked()
+            case ipc.PushDone():
+                self._stages.pushed(event)
         self._on_event(event)
 
     def _admitted(self, event: ipc.Admitted | ipc.Reserved) -> None:

@@ -218,7 +218,7 @@ class WorkerService:
 
     def _apply_to_jobs(self, effect: fx.Effect) -> None:
         match effect:
-            case fx.StartJob(_, command):
+            case fx.StartJob():
                 self._start(effect)
             case fx.EndJob(job_id):
                 self.jobs.end(job_id)
@@ -231,7 +231,7 @@ class WorkerService:
 
     def _start(self, effect: fx.StartJob) -> None:
         try:
-            self.jobs.start(effect.work, effect.command)
+            self.jobs.start(effect.work, effect.command, effect.traceparent)
         except SluiceError as error:
             self._metrics.router.refused.labels(error.code).inc()
             job_id, refusal = effect.command.job_id, error

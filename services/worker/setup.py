@@ -9,6 +9,7 @@ from services.common.messages import PROTOCOL, Limits, Role, WorkerHello
 from services.common.model_source import model_name, resolve_model
 from services.common.options import ConfigError
 from services.common.text import Vocabulary
+from services.common.tracing import Exporter
 from services.router.output_length import LengthConfig
 from services.router.work import RouterConfig
 from services.worker.identity import WorkerIdentity
@@ -45,6 +46,13 @@ def router_config(config: WorkerConfig, ready: EngineReady) -> RouterConfig:
         ungranted_share=config.pending_kv_share,
         lengths=LengthConfig(prior_tokens=config.prior_output_tokens),
     )
+
+
+def span_exporter(config: WorkerConfig, identity: WorkerIdentity) -> Exporter | None:
+    """Where spans go; None where there is no collector."""
+    if config.otlp_endpoint is None:
+        return None
+    return Exporter(config.otlp_endpoint, f"sluice-{config.role}", identity.ref.worker_id)
 
 
 def worker_hello(config: WorkerConfig, identity: WorkerIdentity, group: str, ready: EngineReady) -> WorkerHello:

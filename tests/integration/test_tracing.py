@@ -15,6 +15,8 @@ from tests.integration.cluster import Cluster
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 STAGES = ["queue", "prefill", "transfer", "decode"]
+ON_WORKERS = {"prefill worker": ["queue", "prefill", "transfer"], "decode worker": ["reserve", "join", "decode"]}
+OF_A_REQUEST = 1 + len(STAGES) + sum(1 + len(stages) for stages in ON_WORKERS.values())
 Span = dict[str, Any]
 
 
@@ -47,7 +49,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Take one export."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         for resource in body["resourceSpans"]:
-            self.server.spans += [span for scope in resource["scopeSpans"] for span in scope["spans"]]
+            named = {one["key"]: one["value"]["stringValue"] for one in resource["resource"]["attributes"]}
+            spans = [span for scope in resource["scopeSpans"] for span in scope["spans"]]
+            self.server.spans += [span | {"service": named["service.name"]} for span in spans]
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -66,11 +70,11 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def cluster(model_dir: Path, log_dir: Path, collector: Collector) -> Iterator[Cluster]:
-    """One prefill and one decode worker; the gateway sends traces."""
+    """One prefill and one decode worker; all of them send traces."""
     logs = log_dir / "tracing"
     logs.mkdir()
     options = ["--otlp-endpoint", collector.url]
-    with Cluster(model_dir, logs, 1, 1, gateway_options=options) as running:
+    with Cluster(model_dir, logs, 1, 1, options, options) as running:
         yield running
 
 
@@ -86,18 +90,42 @@ def complete(cluster: Cluster, **headers: str) -> None:
         assert answer.status == 200
 
 
+def starts(span: Span) -> int:
+    """When it began, ns."""
+    return int(span["startTimeUnixNano"])
+
+
+def below(parent: Span, spans: list[Span]) -> list[Span]:
+    """Its children in the order in which they began."""
+    return sorted((span for span in spans if span["parentSpanId"] == parent["spanId"]), key=starts)
+
+
+def names(spans: list[Span]) -> list[str]:
+    """Of each."""
+    return [span["name"] for span in spans]
+
+
 def test_each_request_is_one_trace_with_its_stages_in_order(cluster: Cluster, collector: Collector) -> None:
     complete(cluster, traceparent=f"00-{TRACE_ID}-{SPAN_ID}-01")
     complete(cluster)
-    spans = collector.wait_for(2 * (1 + len(STAGES)))
-    roots = [span for span in spans if span["kind"] == 2]
+    spans = collector.wait_for(2 * OF_A_REQUEST)
+    assert len(spans) == 2 * OF_A_REQUEST
+    assert {span["service"] for span in spans} == {"sluice-pd-master", "sluice-prefill", "sluice-decode"}
+    roots = [span for span in spans if span["name"].startswith("text_completion")]
     assert len(roots) == len({root["traceId"] for root in roots}) == 2
     (of_caller,) = (root for root in roots if root["traceId"] == TRACE_ID)
     assert of_caller["parentSpanId"] == SPAN_ID
     for root in roots:
-        stages = [span for span in spans if span["parentSpanId"] == root["spanId"]]
-        assert [span["name"] for span in sorted(stages, key=lambda span: int(span["startTimeUnixNano"]))] == STAGES
-        assert {span["traceId"] for span in stages} == {root["traceId"]}
+        trace = [span for span in spans if span["traceId"] == root["traceId"]]
+        assert len(trace) == OF_A_REQUEST
+        children = below(root, trace)
+        assert [span["name"] for span in children if span["name"] not in ON_WORKERS] == STAGES
+        workers = [span for span in children if span["name"] in ON_WORKERS]
+        assert {worker["name"]: names(below(worker, trace)) for worker in workers} == ON_WORKERS
+        assert {worker["service"] for worker in workers} == {"sluice-prefill", "sluice-decode"}
+        for worker in workers:
+            assert starts(root) <= starts(worker)
+            assert all(starts(worker) <= starts(stage) for stage in below(worker, trace))
         named = {one["key"]: one["value"] for one in root["attributes"]}
         assert named["gen_ai.usage.output_tokens"] == {"intValue": "6"}
         assert named["gen_ai.operation.name"] == {"stringValue": "text_completion"}

@@ -86,6 +86,7 @@ def request_to_proto(request: Request) -> worker_pb2.GenerationRequest:
         client_request_id=request.client_request_id,
         queue_budget_s=request.queue_budget_s,
         deadline_s=request.deadline_s,
+        traceparent=request.traceparent,
     )
 
 
@@ -105,6 +106,7 @@ def request_from_proto(proto: worker_pb2.GenerationRequest) -> Request:
         client_request_id=proto.client_request_id,
         queue_budget_s=proto.queue_budget_s,
         deadline_s=proto.deadline_s,
+        traceparent=proto.traceparent,
     )
 
 

@@ -91,7 +91,8 @@ class Decoding(Generic[A]):
             output_ids=ipc.pack_ids(produced),
             choices=(choice,),
         )
-        return StartJob(attempt.work(job_id, WorkKind.RESUMED, produced=len(produced), choices=1), admit)
+        work = attempt.work(job_id, WorkKind.RESUMED, produced=len(produced), choices=1)
+        return StartJob(work, admit, attempt.request.traceparent)
 
     def ended(self, job_id: int) -> A | None:
         """The last word on a job. Returns the attempt when sequences were lost with it, which no event announced."""

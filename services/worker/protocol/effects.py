@@ -45,6 +45,8 @@ class StartJob:
 
     work: QueuedWork
     command: ipc.Admit | ipc.Reserve
+    traceparent: str = ""
+    """The request's."""
 
 
 @dataclass(frozen=True, slots=True)

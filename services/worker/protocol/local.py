@@ -93,7 +93,7 @@ class LocalAttempts(ProtocolCore[LocalAttempt]):
         self._masters.add(one, now)
         self._queued[one.job_id] = one
         self._masters.tell(one, Queued(one.key))
-        self._emit(StartJob(one.work(one.job_id, WorkKind.LOCAL), self._admit(one)))
+        self._emit(StartJob(one.work(one.job_id, WorkKind.LOCAL), self._admit(one), one.request.traceparent))
 
     def _admit(self, one: LocalAttempt) -> ipc.Admit:
         request = one.request

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.pd_master.tracing import Times, TraceParent, Tracer, current_parent, note_parent
+from services.common.tracing import TraceParent, parse_traceparent
+from services.pd_master.tracing import Times, Tracer, current_parent, note_parent
 
 Spans = list[dict[str, Any]]
 
@@ -50,7 +51,9 @@ async def sent(times: Times, parent: TraceParent | None = None, error: str = "")
     """What the collector gets of one request."""
     async with Collector() as collector:
         tracer = Tracer(collector.url)
-        tracer.request(times, parent, "chat m", {"gen_ai.request.model": "m", "gen_ai.usage.output_tokens": 3}, error)
+        root = tracer.begin(parent)
+        assert root is not None
+        tracer.end(root, times, "chat m", {"gen_ai.request.model": "m", "gen_ai.usage.output_tokens": 3}, error)
         running = asyncio.create_task(tracer.run())
         await asyncio.sleep(0)
         running.cancel()  # the end of the process sends what is left
@@ -89,15 +92,20 @@ async def test_request_without_a_transfer_has_none() -> None:
     assert [span["name"] for span in stages] == ["queue", "prefill", "decode"]
 
 
-async def test_caller_that_does_not_sample_is_left_in_peace() -> None:
-    async with Collector() as collector:
-        tracer = Tracer(collector.url)
-        tracer.request(life(ended=1), TraceParent("a" * 32, "b" * 16, is_sampled=False), "chat m", {}, "")
-        running = asyncio.create_task(tracer.run())
-        await asyncio.sleep(0)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        assert collector.spans == []
+def test_caller_that_does_not_sample_is_left_in_peace() -> None:
+    unsampled = TraceParent("a" * 32, "b" * 16, is_sampled=False)
+    assert Tracer("http://collector:4318").begin(unsampled) is None
+
+
+def test_without_a_collector_there_is_no_trace() -> None:
+    assert Tracer(None).begin(TraceParent("a" * 32, "b" * 16, is_sampled=True)) is None
+
+
+def test_workers_are_told_the_span_to_hang_theirs_below() -> None:
+    root = Tracer("http://collector:4318").begin(TraceParent("a" * 32, "b" * 16, is_sampled=True))
+    assert root is not None
+    assert root.span.header == f"00-{'a' * 32}-{root.span.span_id}-01"
+    assert parse_traceparent(root.span.header) == root.span
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,10 @@ def _autoscaling(**target: Schema) -> Schema:
     return keys(enabled=BOOLEAN, minReplicas=whole(1), maxReplicas=whole(1), metrics=OBJECTS, behavior=MAP, **target)
 
 
-def _worker() -> Schema:
+def _worker(**of_role: Schema) -> Schema:
     gid: Schema = {"anyOf": [one_of("auto", "none"), whole(0, 255)], "description": "auto, none or a number to 255"}
     return keys(
+        **of_role,
         **option_keys(WorkerConfig),
         **_pod(),
         gpu=keys(count=whole(0, 16), resource=STRING, runtimeClassName=STRING),
@@ -186,8 +187,7 @@ def values_schema() -> Schema:
         huggingFace=keys(token=STRING, existingSecret=STRING, key={"type": "string", "minLength": 1}),
         pdMaster=_gateway(),
         worker={"$ref": "#/definitions/worker"},
-        prefill={"$ref": "#/definitions/worker"},
-        decode={"$ref": "#/definitions/worker"},
+        **{role: {"$ref": "#/definitions/role"} for role in ("prefill", "decode", "mixed")},
         ports=keys(http=PORT, grpc=PORT, kv=PORT, kvData=keys(first=PORT, last=PORT)),
         priorityClass=keys(create=BOOLEAN, name=STRING, value=whole(-(2**31), 10**9)),
         networkPolicy=keys(
@@ -201,7 +201,7 @@ def values_schema() -> Schema:
     )
     top["properties"]["global"] = MAP
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the Sluice chart"}
-    return head | top | {"definitions": {"worker": _worker()}}
+    return head | top | {"definitions": {"worker": _worker(), "role": _worker(enabled=BOOLEAN)}}
 
 
 def missing_keys(defaults: dict[str, Any]) -> Iterable[str]:

@@ -111,6 +111,45 @@ def test_egress_is_bounded_when_asked() -> None:
     assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 443, 6443, 9001}
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        ("http://otel:4318", 4318),
+        ("https://otel.example.com", 443),
+        ("http://otel/base", 80),
+        ("http://[fd00::1]:99", 99),
+    ],
+)
+def test_bounded_egress_lets_traces_out(endpoint: str, port: int) -> None:
+    traced = {"otlpEndpoint": endpoint}
+    objects = render({"networkPolicy": {"egress": True}, "pdMaster": traced, "worker": traced})
+    for component in ("pd-master", "prefill", "decode"):
+        rules = named(objects, "NetworkPolicy", f"sluice-{component}")["spec"]["egress"]
+        assert {"ports": [{"port": port, "protocol": "TCP"}]} in rules
+        assert named(objects, "ConfigMap", f"sluice-{component}")["data"]["SLUICE_OTLP_ENDPOINT"] == endpoint
+
+
+def test_mixed_workers_stand_beside_pairs_or_alone() -> None:
+    assert {one["metadata"]["name"] for one in of_kind(render({}), "Deployment")} == {
+        "sluice-pd-master", "sluice-prefill", "sluice-decode",
+    }  # fmt: skip
+    alone = {"prefill": {"enabled": False}, "decode": {"enabled": False}, "mixed": {"enabled": True, "replicas": 3}}
+    objects = render(alone)
+    assert {one["metadata"]["name"] for one in of_kind(objects, "Deployment")} == {"sluice-pd-master", "sluice-mixed"}
+    assert {one["metadata"]["name"] for one in of_kind(objects, "NetworkPolicy")} == {
+        "sluice-pd-master", "sluice-mixed",
+    }  # fmt: skip
+    worker = container(objects, "sluice-mixed")
+    assert worker["args"] == ["mixed"]
+    assert {port["containerPort"] for port in worker["ports"]} == {9000, 9001}
+    assert len(of_kind(render({"mixed": {"enabled": True}}), "Deployment")) == 4
+
+
+def test_gateway_looks_for_workers_of_all_roles() -> None:
+    selector = named(render({}), "ConfigMap", "sluice-pd-master")["data"]["SLUICE_WORKER_SELECTOR"]
+    assert selector.endswith("component in (prefill,decode,mixed)")
+
+
 def test_clients_that_are_named_are_the_only_ones() -> None:
     clients = [{"podSelector": {"matchLabels": {"app": "web"}}}]
     rules = named(render({"networkPolicy": {"clients": clients}}), "NetworkPolicy", "sluice-pd-master")["spec"][

@@ -65,6 +65,10 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"ports": {"grpc": 9000}}, ["ports.http: 9000 is ports.grpc too"]),
     ({"ports": {"kv": 9205}}, ["ports.kv: 9205 lies within ports.kvData"]),
     ({"ports": {"kv": 8998}, "worker": {"tp": 4, "gpu": {"count": 4}}}, ["ports.http: 9000 is a port of the KV"]),
+    ({"worker": {"enabled": True}}, ["/worker", "enabled", "not allowed"]),
+    ({"decode": {"enabled": False}}, ["decode.enabled: false does not go with prefill.enabled true"]),
+    ({"prefill": {"enabled": False}, "decode": {"enabled": False}}, ["mixed.enabled: must be true"]),
+    ({"mixed": {"enabled": True, "tp": 3}}, ["mixed.tp: 3 does not divide gpu.count 1"]),
     ({"priorityClass": {"create": True}}, ["priorityClass.name: must be given"]),
 ]  # fmt: skip
 

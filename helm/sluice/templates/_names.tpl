@@ -1,4 +1,4 @@
-{{/* Names and labels. Components are pd-master, prefill and decode; their values stand under pdMaster, prefill, decode. */}}
+{{/* Names and labels. Components are pd-master, prefill, decode and mixed; their values stand under pdMaster and so on. */}}
 
 {{- define "sluice.chartName" -}}
 {{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" -}}
@@ -56,7 +56,7 @@ annotations:
 
 {{/* How pd_master finds workers' pods */}}
 {{- define "sluice.workerSelector" -}}
-app.kubernetes.io/name={{ include "sluice.chartName" . }},app.kubernetes.io/instance={{ .Release.Name }},app.kubernetes.io/component in (prefill,decode)
+app.kubernetes.io/name={{ include "sluice.chartName" . }},app.kubernetes.io/instance={{ .Release.Name }},app.kubernetes.io/component in (prefill,decode,mixed)
 {{- end }}
 
 {{/* An image: dict ctx image (gateway or worker) */}}

@@ -62,6 +62,7 @@ spec:
   {{- if .ctx.Values.networkPolicy.egress }}
   egress:
     {{- include "sluice.dnsRule" . | nindent 4 }}
+    {{- include "sluice.traceRule" $values | trim | nindent 4 }}
     {{- if eq .component "prefill" }}
     - to:
         {{- include "sluice.podPeer" (dict "ctx" .ctx "component" "decode") | nindent 8 }}
@@ -74,6 +75,16 @@ spec:
         {{- include "sluice.tcpPorts" (list 443) | trim | nindent 8 }}
     {{- end }}
   {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The collector of traces, wherever it is: the values of a component */}}
+{{- define "sluice.traceRule" -}}
+{{- with .otlpEndpoint }}
+{{- $url := urlParse . -}}
+{{- $port := regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host) | default (ternary "443" "80" (eq $url.scheme "https")) }}
+- ports:
+    {{- include "sluice.tcpPorts" (list $port) | trim | nindent 4 }}
 {{- end }}
 {{- end }}
 

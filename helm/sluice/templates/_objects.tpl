@@ -1,5 +1,18 @@
 {{/* Objects that several components have, each: dict ctx component */}}
 
+{{/* An object of a role of workers, if there are such: dict ctx component object */}}
+{{- define "sluice.forRole" -}}
+{{- if (index .ctx.Values .component).enabled }}{{ include .object . }}{{ end -}}
+{{- end }}
+
+{{/* The roles there are, as words */}}
+{{- define "sluice.roles" -}}
+{{- $values := .Values -}}
+{{- $roles := list -}}
+{{- range list "prefill" "decode" "mixed" }}{{ if (index $values .).enabled }}{{ $roles = append $roles . }}{{ end }}{{ end -}}
+{{- join " " $roles -}}
+{{- end }}
+
 {{- define "sluice.configMap" -}}
 apiVersion: v1
 kind: ConfigMap

@@ -3,11 +3,17 @@
 {{- define "sluice.validate" -}}
 {{- include "sluice.validateModel" . -}}
 {{- include "sluice.validatePorts" . -}}
-{{- range list "pd-master" "prefill" "decode" -}}
+{{- include "sluice.validateRoles" . -}}
+{{- range prepend (splitList " " (include "sluice.roles" .)) "pd-master" -}}
 {{- $args := dict "ctx" $ "component" . "key" (. | replace "pd-master" "pdMaster") "values" (include "sluice.values" (dict "ctx" $ "component" .) | fromYaml) -}}
 {{- include "sluice.validatePod" $args -}}
 {{- if ne . "pd-master" }}{{ include "sluice.validateWorker" $args }}{{ end -}}
 {{- end -}}
+{{- end }}
+
+{{- define "sluice.validateRoles" -}}
+{{- if ne .Values.prefill.enabled .Values.decode.enabled }}{{ fail (printf "decode.enabled: %v does not go with prefill.enabled %v; a prompt computed by one needs the other (mixed workers need neither)" .Values.decode.enabled .Values.prefill.enabled) }}{{ end -}}
+{{- if not (include "sluice.roles" .) }}{{ fail "mixed.enabled: must be true when prefill.enabled and decode.enabled are false; somebody has to do the work" }}{{ end -}}
 {{- end }}
 
 {{- define "sluice.validateModel" -}}

@@ -106,7 +106,7 @@ volumeMounts:
 {{- define "sluice.workerPorts" -}}
 - {name: http, containerPort: {{ .ctx.Values.ports.http }}, protocol: TCP}
 - {name: grpc, containerPort: {{ .ctx.Values.ports.grpc }}, protocol: TCP}
-{{- range $rank := until (int .values.tp) }}
+{{- range $rank := until (ternary 0 (int .values.tp) (eq .component "mixed")) }}
 - {name: kv-{{ $rank }}, containerPort: {{ add (int $.ctx.Values.ports.kv) $rank }}, protocol: TCP}
 {{- end }}
 {{- end }}

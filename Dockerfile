@@ -8,8 +8,6 @@
 # runtime), CUDA's from torch's wheels.
 ARG GATEWAY_BASE=docker.io/library/debian:bookworm-slim
 ARG WORKER_BASE=docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04
-# Has nvcc's headers; only used with UCX=source.
-ARG UCX_BUILD_BASE=docker.io/nvidia/cuda:12.9.1-devel-ubuntu24.04
 
 # ---------------------------------------------------------------------------------------------------------------- code
 # Sluice itself, the same in both images and a layer of its own: a new version moves a megabyte.
@@ -53,19 +51,6 @@ EXPOSE 8000 8001
 ENTRYPOINT ["sluice"]
 CMD ["pd-master"]
 
-# -------------------------------------------------------------------------------------------------- UCX with RDMA
-# PyPI's libucx wheel has shared memory, TCP and CUDA, but no verbs: --build-arg UCX=source builds UCX with them.
-FROM ${UCX_BUILD_BASE} AS ucx-build
-ARG UCX=wheel
-ARG UCX_URL=https://github.com/openucx/ucx/releases/download/v1.19.0/ucx-1.19.0.tar.gz
-RUN mkdir -p /opt/ucx && if [ "$UCX" = source ]; then \
-        apt-get update && apt-get install -y --no-install-recommends build-essential ca-certificates curl \
-            libibverbs-dev librdmacm-dev libnuma-dev && \
-        curl -fsSL "$UCX_URL" | tar xz -C /tmp --strip-components=1 --one-top-level=ucx && cd /tmp/ucx && \
-        ./contrib/configure-release --prefix=/opt/ucx --enable-mt --with-verbs --with-rdmacm --with-cuda=/usr/local/cuda && \
-        make -j "$(nproc)" install && rm -rf /tmp/ucx /opt/ucx/include /opt/ucx/share /opt/ucx/lib/*.a; \
-    fi
-
 # -------------------------------------------------------------------------------------------------------------- worker
 FROM ${WORKER_BASE} AS worker-build
 # A torch other than requirements-cpu.txt's, such as torch==2.13.0+cpu for nodes without a GPU.
@@ -79,15 +64,34 @@ RUN python3 -m venv /opt/sluice && pip="/opt/sluice/bin/python -m pip install --
     { [ -z "$TORCH" ] || $pip "$TORCH"; } && $pip -r requirements-worker.txt && \
     cd /opt/sluice/lib/python3.*/site-packages && \
     rm -rf pip* setuptools* torch/include torch/test torch/share */include/rmm && find . -name '*.a' -delete
+# UCX with RDMA. PyPI's libucx wheel has shared memory, TCP and CUDA, but no verbs. NIXL's wheel carries NVIDIA's build of
+# UCX with CUDA, verbs, mlx5 and EFA: --build-arg UCX=rdma takes it from there. Its libraries are named by hashes and look
+# for such names; here they get their own names back, and instead of the two that are NIXL's own copies of rdma-core those
+# of this image, which come with the drivers of all NICs.
+ARG UCX=wheel
+ARG NIXL=nixl-cu12==1.5.1
+RUN mkdir -p /opt/ucx/lib/ucx && [ "$UCX" = wheel ] || { \
+    [ "$UCX" = rdma ] || { echo "UCX: '$UCX' is not allowed; it takes wheel or rdma" >&2; exit 1; } && \
+    python3 -m venv /tmp/pip && /tmp/pip/bin/python -m pip download --no-deps --no-cache-dir -d /tmp/nixl "$NIXL" && \
+    python3 -m zipfile -e /tmp/nixl/*.whl /tmp/nixl && from=$(echo /tmp/nixl/nixl_*.libs) && cd /opt/ucx/lib && \
+    cp "$from"/libuc[mpst]-*.so.* . && \
+    for name in ucm ucp ucs uct; do ln -s lib$name-*.so.* lib$name.so && ln -s lib$name.so lib$name.so.0; done && \
+    ln -s libucs.so libucs_signal.so && \
+    for name in ibverbs mlx5; do \
+        ln -s "/usr/lib/$(uname -m)-linux-gnu/lib$name.so.1" "$(basename "$from"/lib$name-*)"; done && \
+    ln -s /opt/sluice/lib/python3.*/site-packages/libucx_cu12.libs/libcudart-*.so.* libcudart.so.12 && cd ucx && \
+    for name in ucm_cuda uct_cma uct_cuda uct_ib uct_ib_efa uct_ib_mlx5; do \
+        cp "$from/ucx/lib$name.so.0.0.0" . && ln -s lib$name.so.0.0.0 lib$name.so && ln -s lib$name.so lib$name.so.0; done && \
+    rm -rf /tmp/pip /tmp/nixl; }
 
 FROM ${WORKER_BASE} AS worker
 # gcc and Python's headers: Triton compiles a launcher for each kernel. ibverbs: UCX's RDMA.
-ARG WORKER_PACKAGES="gcc libc6-dev python3-dev libibverbs1 ibverbs-providers librdmacm1 libnuma1 libgomp1"
+ARG WORKER_PACKAGES="gcc libc6-dev python3-dev libibverbs1 ibverbs-providers libgomp1"
 RUN command -v python3 >/dev/null || WORKER_PACKAGES="python3 $WORKER_PACKAGES"; \
     if [ -n "$WORKER_PACKAGES" ]; then \
         apt-get update && apt-get install -y --no-install-recommends $WORKER_PACKAGES && rm -rf /var/lib/apt/lists/*; fi
 COPY --from=worker-build /opt/sluice /opt/sluice
-COPY --from=ucx-build /opt/ucx /opt/ucx
+COPY --from=worker-build /opt/ucx /opt/ucx
 COPY --from=code /app /app
 # A UCX in /opt/ucx, where there is one, goes before the wheel's.
 ENV PATH=/app/bin:/opt/sluice/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH=/app \

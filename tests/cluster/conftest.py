@@ -99,7 +99,10 @@ class Release:
         """Upgrade with changed values and wait until the rollout is through."""
         merged = {key: {**self.values.get(key, {}), **changed.get(key, {})} for key in self.values | changed}
         helm("upgrade", values=merged, namespace=self._kube.namespace, wait="watcher", timeout=400)
-        for component in ("pd-master", "prefill", "decode"):
+        roles = [
+            role for role in ("prefill", "decode", "mixed") if merged.get(role, {}).get("enabled", role != "mixed")
+        ]
+        for component in ("pd-master", *roles):
             self._kube.wait(f"{component} rolled out", functools.partial(self._kube.settled, component, 1), 240)
         self.values = merged
 

@@ -40,8 +40,29 @@ def build_images() -> dict[str, Path]:
         _build_base()
         for target, image in (("gateway", GATEWAY), ("worker", WORKER)):
             _forget(target)
-            _build(target, image, made[target])
+            _build(target, image)
+            _save(image, made[target])
     return made
+
+
+def build_rdma_worker() -> str:
+    """Build the worker's image with UCX's RDMA, of which layers are shared with the other one; its name."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    _install_tools()
+    _build_base()
+    image = WORKER.replace(TAG, "rdma")
+    _build("worker", image, UCX="rdma", WORKER_PACKAGES="libibverbs1 ibverbs-providers")
+    return image
+
+
+def run_in(image: str, *command: str) -> str:
+    """Run a command in a container of an image; what it says on stdout and stderr."""
+    container = subprocess.check_output([*_buildah(), "from", "--pull-never", image], text=True).strip()
+    try:
+        run = [*_buildah(), "run", "--isolation", "chroot", container, "--", *command]
+        return subprocess.run(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
+    finally:
+        _run(*_buildah(), "rm", container)
 
 
 def image_id() -> str:
@@ -88,18 +109,21 @@ def _build_base() -> None:
         shutil.rmtree(context)
 
 
-def _build(target: str, image: str, archive: Path) -> None:
+def _build(target: str, image: str, **changed: str) -> None:
     arguments = {
         "GATEWAY_BASE": BASE,
         "WORKER_BASE": BASE,
-        "UCX_BUILD_BASE": BASE,
         "TORCH": _torch(),
         "WORKER_PACKAGES": "",
+        **changed,
     }
     options = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     mounts = [word for mount in _pip_mounts() for word in ("--volume", mount)]
     pull = ("--pull-never", "--layers", "--isolation", "chroot")
     _run(*_buildah(), "build", *pull, *options, *mounts, "--target", target, "-t", image, ROOT)
+
+
+def _save(image: str, archive: Path) -> None:
     part = archive.with_suffix(".part")
     part.unlink(missing_ok=True)
     _run(*_buildah(), "push", image, f"docker-archive:{part}:{image}")

@@ -84,3 +84,20 @@ def test_killed_gateway_ends_only_its_own_sockets(kube: Kube, installed: Release
     assert len(load.faults) <= 4, "no more than the sockets it held"
     assert all("Error" in fault for fault in load.faults), "a broken connection, never wrong or repeated tokens"
     kube.scale("pd-master", 1)
+
+
+@pytest.mark.slow
+def test_mixed_workers_take_the_place_of_pairs_and_fail_no_stream(
+    kube: Kube, installed: Release, expected: Expected
+) -> None:
+    with steady_load(url(kube), expected) as load:
+        installed.upgrade(mixed={"enabled": True})
+        load.wait_for(3)
+        installed.upgrade(prefill={"enabled": False}, decode={"enabled": False})
+        kube.wait("no pairs", lambda: not kube.pods("prefill") and not kube.pods("decode"))
+        load.wait_for(3)
+        installed.upgrade(prefill={"enabled": True}, decode={"enabled": True})
+        installed.upgrade(mixed={"enabled": False})
+        kube.wait("no mixed worker", lambda: not kube.pods("mixed"))
+        load.wait_for(3)
+    check(load)

@@ -1,6 +1,6 @@
 """What is slow but alive is left in peace: a model that loads for a minute, a prompt that is one step of half a minute.
 
-Both are made slow by what makes them slow in life, too little CPU: the prefill worker's limit is a tenth of a core.
+Both are made slow by what makes them slow in life, too little CPU: the prefill worker's limit is a twentieth of a core.
 """
 
 import random
@@ -19,7 +19,7 @@ LOAD_S, STEP_S = 60, 30
 AIM_S = 42.0
 """A step longer than STEP_S by some way, and shorter than the 60 s after which one makes a worker unready."""
 SLOW = {
-    "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"cpu": "100m", "memory": "3Gi"}},
+    "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"cpu": "50m", "memory": "3Gi"}},
     "chunkTokens": 4096,
     "engineStallS": 60,
     "livenessBudgetSeconds": 200,

@@ -1,5 +1,7 @@
 """What a worker's job looks like in a trace: its stages in order, as far as it came."""
 
+from typing import Any
+
 import pytest
 
 from services.common.ipc import AttemptKey
@@ -11,7 +13,7 @@ GATEWAY = TraceParent("a" * 32, "b" * 16, is_sampled=True)
 Stage = tuple[str, float, float]
 
 
-def spans(kind: WorkKind, **reached: float) -> list[Span]:
+def spans(kind: WorkKind, **reached: Any) -> list[Span]:
     """Of a job that was queued at 1 and ended at 9."""
     times = JobTimes(QueuedWork(1, kind, 0.0, 100, 20), queued_s=1.0, **reached)
     return job_spans(times, JobTrace(GATEWAY, AttemptKey("r", 2)), "prefill", 9.0)

@@ -114,6 +114,7 @@ class Fleet:
         try:
             prefill, decode = self._selector.choose(story)
             self._pairs[story.number] = prefill, decode
+            story.predicted_prefill_s = prefill.router.predicted_wait_s
             prefill.submit(story, self._work(story, story.number, WorkKind.PREFILL))
         except SluiceError as error:
             self.turned_away(story, str(error))
@@ -147,6 +148,7 @@ class Fleet:
         decode, key = self._pairs[story.number][1], (story.number, next(self._attempts))
         self._keys[story.number] = key
         self._reserving.add(story.number)
+        story.reserved_s, story.predicted_grant_s = self.time.now_s, decode.router.predicted_wait_s
         try:
             decode.reserve(key, story, self._work(story, key, WorkKind.RESERVATION))
         except SluiceError as error:

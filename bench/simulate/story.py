@@ -14,8 +14,13 @@ class Story:
     number: int
     arrival: Arrival
     max_new_tokens: int
+    predicted_prefill_s: float = 0.0
+    """What the prefill worker's Router expected it to wait when it came."""
     admitted_s: float | None = None
     """Its prompt was let in."""
+    reserved_s: float | None = None
+    """A decode worker was asked, and expected it to wait `predicted_grant_s`."""
+    predicted_grant_s: float = 0.0
     granted_s: float | None = None
     computed_s: float | None = None
     first_token_s: float | None = None

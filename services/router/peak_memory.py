@@ -63,6 +63,11 @@ class Joiners:
     def __len__(self) -> int:
         return len(self.held)
 
+    @property
+    def own_peaks(self) -> IntArray:
+        """[n] slots that each will have occupied by itself when it ends."""
+        return self.held + self.growth * self.left
+
     def __getitem__(self, part: slice | IntArray) -> Joiners:
         return Joiners(self.held[part], self.left[part], self.growth[part])
 

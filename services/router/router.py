@@ -168,6 +168,11 @@ class Router:
         return len(self._queue)
 
     @property
+    def predicted_wait_s(self) -> float:
+        """What one that comes now would wait, as of the last plan: what refusals go by. O(1)."""
+        return self._wait_s
+
+    @property
     def load(self) -> Load:
         """How the worker stands. O(n), vectorised: for a frame, not for a token."""
         self._outlook.predict(self._running)
@@ -193,7 +198,7 @@ class Router:
             case events.Finished():
                 self._finished(event)
             case events.Admitted(key, held_slots, cached_tokens):
-                self._running.admitted(key, held_slots, cached_tokens)
+                self._admitted(key, held_slots, cached_tokens)
             case events.Started(key):
                 self._running.started(key)
             case events.Granted(key):
@@ -207,6 +212,12 @@ class Router:
                 self._gone(key)
             case events.Idle(held_slots):
                 self._see_held(held_slots)
+
+    def _admitted(self, key: Hashable, held_slots: int, cached_tokens: int) -> None:
+        one = self._running.get(key)
+        if one is not None and one.compute_left:
+            self._outlook.rates.admitted(one.entry.work.context_tokens, cached_tokens)
+        self._running.admitted(key, held_slots, cached_tokens)
 
     def _stepped(self, event: events.Stepped) -> None:
         if event.num_decode_rows:
@@ -231,7 +242,6 @@ class Router:
         if one is not None:
             self._outlook.aborted(self._running, one)
             self._running.gone(key)
-            self._outlook.rates.freed(one.held, self._clock())
 
     def _granted(self, key: Hashable) -> None:
         self._queue.grant(key)
@@ -269,6 +279,8 @@ class Router:
             self._asked.discard(entry.work.key)
             self._running.propose(entry, tokens)
             self._outbox.append(partial(self._outlets.propose, entry.work))
+        more_waits = len(self._queue) > 0
+        self._outlook.rates.planned(int(joiners.own_peaks[decided.admit].sum()), now_s, more_waits=more_waits)
         for work in reserve_first:
             if work.key not in self._asked:
                 self._asked.add(work.key)

@@ -1,13 +1,18 @@
 """How long waiting work will wait, from what the worker holds, how fast it computes, and who is ahead.
 
-Two things must come free, and the later one counts: compute (the prompts ahead, at the measured rate) and memory.
-Memory comes free where the occupancy curve falls: entry k starts once the pool has room for itself and all ahead of
-it at their own peaks. What goes beyond the pool as a whole waits in proportion. A fluid picture, good enough to
-refuse early and to compare workers.
+Two things must come free, and the later one counts.
+
+- Compute: the prompts ahead, less the share that caches have held lately, at the measured rate.
+- Memory: what is ahead and does not fit, at the rate at which work was let in lately while more of it waited. Work is
+  measured by its own predicted peak on both sides, so that an error in lengths cancels out. Until a rate is known, the
+  occupancy curve tells when the pool has room for itself and all ahead of it.
+
+A fluid picture, good enough to refuse early and to compare workers.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +29,17 @@ class Rates:
     """Seconds of a step with decoding in it."""
     compute_tokens_per_s: float = 0.0
     """Prompt tokens, over the steps that had any."""
-    freed_slots_per_s: float = 0.0
-    """Slots given back, over the last seconds of being busy."""
-    _freed_slots: int = 0
-    _freed_since_s: float | None = None
+    missing_share: float = 1.0
+    """Of the tokens of prompts that were let in, those that no cache held."""
+    _let_in_slots: float = 0.0
+    _waited_s: float = 0.0
+    _since_s: float | None = None
+    """When the last plan was that left something waiting; None: the last one left nothing."""
+
+    @property
+    def let_in_slots_per_s(self) -> float:
+        """Peaks of what was let in, over the last seconds in which something waited; 0 while there are too few."""
+        return self._let_in_slots / self._waited_s if self._waited_s >= _LEAST_S else 0.0
 
     def stepped(self, step_s: float, num_prefill_tokens: int, num_decode_rows: int) -> None:
         """One step's time and work."""
@@ -36,15 +48,27 @@ class Rates:
         if num_prefill_tokens and step_s > 0:
             self.compute_tokens_per_s = _average(self.compute_tokens_per_s, num_prefill_tokens / step_s, weight=0.1)
 
-    def freed(self, slots: int, now_s: float) -> None:
-        """Slots came back; averaged over spans of at least half a second."""
-        if self._freed_since_s is None:
-            self._freed_since_s = now_s
-        self._freed_slots += slots
-        span_s = now_s - self._freed_since_s
-        if span_s >= 0.5:
-            self.freed_slots_per_s = _average(self.freed_slots_per_s, self._freed_slots / span_s, weight=0.3)
-            self._freed_slots, self._freed_since_s = 0, now_s
+    def admitted(self, context_tokens: int, cached_tokens: int) -> None:
+        """The engine took work to compute; averaged over some tens of thousands of tokens."""
+        weight = min(context_tokens / _HIT_TOKENS, 0.5)
+        self.missing_share += weight * (1.0 - cached_tokens / context_tokens - self.missing_share)
+
+    def planned(self, let_in_slots: int, now_s: float, *, more_waits: bool) -> None:
+        """A plan let in so much. Only time in which something waited from one plan to the next tells of a rate.
+
+        Slots and seconds are forgotten alike, and divided at last: the mean of noisy rates would predict too long.
+        """
+        if self._since_s is not None:
+            span_s = now_s - self._since_s
+            kept = math.exp(-span_s / _MEMORY_S)
+            self._let_in_slots = self._let_in_slots * kept + let_in_slots
+            self._waited_s = self._waited_s * kept + span_s
+        self._since_s = now_s if more_waits else None
+
+
+_LEAST_S = 1.0
+_MEMORY_S = 15.0
+_HIT_TOKENS = 50_000
 
 
 def _average(old: float, new: float, weight: float) -> float:
@@ -63,22 +87,25 @@ class Backlog:
 
 def predicted_waits_s(curve: PeakCurve, backlog: Backlog, capacity: int, rates: Rates) -> FloatArray:
     """[k + 1] seconds until each waiting entry is let in; the last is for one that would come now, behind all."""
-    ahead = np.concatenate(([0], np.cumsum(backlog.compute_tokens))) + backlog.computing_tokens
+    waiting = np.concatenate(([0], np.cumsum(backlog.compute_tokens)))
+    ahead = waiting * rates.missing_share + backlog.computing_tokens
     compute_s = ahead / rates.compute_tokens_per_s if rates.compute_tokens_per_s else np.zeros(len(ahead))
-    own_peak = backlog.joiners.held + backlog.joiners.growth * backlog.joiners.left
+    own_peak = backlog.joiners.own_peaks
     typical = int(own_peak.mean()) if len(own_peak) else 0
     need = np.cumsum(np.concatenate((own_peak, [typical])))
-    if curve.growth_now:
-        memory_s = _steps_until_free(curve, backlog.joiners, need, capacity) * rates.step_s
+    if rates.let_in_slots_per_s:
+        memory_s = np.maximum(need + curve.peak - capacity, 0) / rates.let_in_slots_per_s
     else:
-        # Nothing grows here: what is held leaves when others take it, so only the measured rate tells.
-        lacking = np.maximum(need + curve.peak - capacity, 0)
-        memory_s = lacking / rates.freed_slots_per_s if rates.freed_slots_per_s else np.zeros(len(need))
-    return np.maximum(compute_s, memory_s)
+        memory_s = _steps_until_free(curve, backlog.joiners, need, capacity) * rates.step_s
+    waits_s: FloatArray = np.maximum(compute_s, memory_s)
+    return waits_s
 
 
 def _steps_until_free(curve: PeakCurve, joiners: Joiners, need: IntArray, capacity: int) -> FloatArray:
-    """[k] steps until the curve stays low enough for `need` slots more; beyond the whole pool, in proportion."""
+    """[k] steps until the curve stays low enough for `need` slots more; beyond the whole pool, in proportion.
+
+    Where nothing grows it leaves when others take it, which no step count tells: 0.
+    """
     worst = curve.worst_after
     after = np.searchsorted(worst, capacity - need, side="right") - 1
     until = np.concatenate((curve.ends - curve.now, [0]))

@@ -1,0 +1,84 @@
+"""Predicted waits beside those that came of them, at the prefill workers and at the decode workers.
+
+    python -m bench.simulate.waits --trace azure_2023_conv.csv --requests 2500 --rate 45 --pool 100000 --prefill 3
+
+One line for each range of predictions; the first fifth of the requests, which finds the pool empty, is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from bench.simulate.cost import load_costs
+from bench.simulate.fleet import Setup
+from bench.simulate.measure import simulate
+from bench.simulate.story import Story
+from bench.simulate.trace import read_trace, scaled
+from services.router.survival import FloatArray
+from services.router.work import RouterConfig
+
+_RANGES_S = (0.0, 0.05, 0.25, 1.0, 3.0, 10.0, 100.0)
+
+
+def waits(stories: list[Story]) -> dict[str, FloatArray]:
+    """Where -> [n, 2] predicted and observed seconds of all that were let in there."""
+    stories = stories[len(stories) // 5 :]
+    prefill = [
+        (one.predicted_prefill_s, one.admitted_s - one.arrival.at_s) for one in stories if one.admitted_s is not None
+    ]
+    grant = [
+        (one.predicted_grant_s, one.granted_s - one.reserved_s)
+        for one in stories
+        if one.granted_s is not None and one.reserved_s is not None
+    ]
+    return {"prefill": np.array(prefill).reshape(-1, 2), "decode": np.array(grant).reshape(-1, 2)}
+
+
+def lines(name: str, pairs: FloatArray) -> list[str]:
+    """The table of one kind of worker."""
+    predicted, observed = pairs[:, 0], pairs[:, 1]
+    off = np.abs(predicted - observed).mean()
+    table = [f"{name:<16}{len(pairs):>8}{predicted.mean():>12.2f}{observed.mean():>12.2f}{off:>12.2f}"]
+    for low, high in pairwise(_RANGES_S):
+        chosen = (predicted >= low) & (predicted < high)
+        if chosen.any():
+            mean, spread = observed[chosen].mean(), np.quantile(observed[chosen], (0.1, 0.9))
+            table.append(
+                f"  {f'{low:g} to {high:g} s':<14}{chosen.sum():>8}{predicted[chosen].mean():>12.2f}{mean:>12.2f}"
+                f"{spread[0]:>12.2f} to {spread[1]:.2f}"
+            )
+    return table
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--requests", type=int, default=2500)
+    parser.add_argument("--rate", type=float, required=True, help="requests a second")
+    parser.add_argument("--pool", type=int, default=100_000, help="KV slots of the decode worker")
+    parser.add_argument("--prefill", type=int, default=3, help="prefill workers")
+    parser.add_argument("--queue-budget", type=float, default=1000.0, help="how long one may wait, s")
+    parser.add_argument("--costs", default="h200_llama8b")
+    asked = parser.parse_args()
+    costs = load_costs(asked.costs)
+    setup = Setup(
+        costs,
+        asked.prefill,
+        queue_budget_s=asked.queue_budget,
+        sheds=False,
+        decode=RouterConfig(asked.pool, max_running=1024),
+        prefill=RouterConfig(costs.pool_slots),
+    )
+    fleet = simulate(setup, scaled(read_trace(asked.trace, asked.requests), asked.rate))
+    print(f"{'':<16}{'count':>8}{'predicted':>12}{'observed':>12}{'off by':>12}   (seconds, means; then p10 to p90)")
+    for name, pairs in waits(fleet.stories).items():
+        print("\n".join(lines(name, pairs)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""How long waiting work is expected to wait."""
+
+import numpy as np
+import pytest
+
+from services.router.peak_memory import Joiners, PeakCurve
+from services.router.wait_time import Backlog, Rates, predicted_waits_s
+
+
+def waits(curve: PeakCurve, peaks: list[int], rates: Rates, *, compute: int = 0, computing: int = 0) -> list[float]:
+    """For entries that hold `peaks` slots and grow no more, in a pool of 1000."""
+    joiners = Joiners.of(peaks, [0] * len(peaks), [0] * len(peaks))
+    backlog = Backlog(joiners, np.full(len(peaks), compute, dtype=np.int64), computing)
+    return [float(wait_s) for wait_s in predicted_waits_s(curve, backlog, 1000, rates)]
+
+
+def pool(held: int, left: int) -> PeakCurve:
+    """One request that grows by one a step."""
+    return PeakCurve.of(Joiners.of([held], [left], [1]), now=0)
+
+
+def rates_of(slots: int, seconds: float) -> Rates:
+    """As after so many slots were let in over so long, once a second."""
+    rates = Rates(step_s=0.01)
+    for second in range(int(seconds) + 1):
+        rates.planned(round(slots / seconds), float(second), more_waits=True)
+    return rates
+
+
+def test_prompts_ahead_wait_for_compute_less_what_caches_hold() -> None:
+    rates = Rates(compute_tokens_per_s=100.0)
+    assert waits(pool(0, 0), [1, 1], rates, compute=200, computing=50) == [0.5, 2.5, 4.5]
+    for _ in range(200):
+        rates.admitted(1000, 500)
+    assert rates.missing_share == pytest.approx(0.5, abs=0.01)
+    assert waits(pool(0, 0), [1, 1], rates, compute=200, computing=50) == pytest.approx([0.5, 1.5, 2.5], abs=0.05)
+
+
+def test_work_beyond_the_pool_waits_at_the_rate_at_which_it_was_let_in() -> None:
+    assert waits(pool(900, 50), [200, 200], rates_of(3000, 30)) == pytest.approx([1.5, 3.5, 5.5], rel=0.01)
+
+
+def test_what_fits_beside_all_ahead_of_it_does_not_wait() -> None:
+    assert waits(pool(100, 50), [200, 200], rates_of(3000, 30)) == [0.0, 0.0, 0.0]
+
+
+def test_before_a_rate_is_known_the_curve_tells_when_the_pool_has_room() -> None:
+    assert waits(pool(900, 50), [200], Rates(step_s=0.01)) == pytest.approx([0.5, 0.5])
+
+
+def test_time_in_which_nothing_waited_tells_of_no_rate() -> None:
+    rates = rates_of(3000, 30)
+    before = rates.let_in_slots_per_s
+    rates.planned(0, 31.0, more_waits=False)
+    rates.planned(500, 500.0, more_waits=True)
+    rates.planned(100, 501.0, more_waits=True)
+    assert rates.let_in_slots_per_s == pytest.approx(before, rel=0.1)
+
+
+def test_a_single_burst_is_no_rate_yet() -> None:
+    rates = Rates()
+    rates.planned(0, 0.0, more_waits=True)
+    rates.planned(10_000, 0.1, more_waits=True)
+    assert rates.let_in_slots_per_s == 0

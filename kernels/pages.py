@@ -40,7 +40,7 @@ def gather_page(kv: torch.Tensor, slots: torch.Tensor, page: torch.Tensor, progr
         kv: the pool, `[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]`, slots contiguous.
         slots: `[n]` int32 | int64 on kv's device, each < `num_slots`.
         page: `[num_layers, n, 2 * num_kv_heads, head_dim]`, contiguous, of kv's dtype, written.
-        programs: thread blocks that copy; each takes a multiprocessor while it runs.
+        programs: thread blocks that copy at most; each takes a multiprocessor while it runs.
 
     Raises:
         ValueError: a shape, dtype or layout does not fit.
@@ -66,8 +66,8 @@ def _launch(kv: torch.Tensor, slots: torch.Tensor, page: torch.Tensor, programs:
         raise ValueError("page and the slots of kv must be contiguous")
     if n == 0:
         return
-    width = kv.shape[2] * kv.shape[3]
-    _copy_pages[(programs,)](
-        kv, page, slots, n, kv.shape[0] * n, width, kv.stride(0), kv.stride(1), ROWS=_ROWS,
+    width, num_rows = kv.shape[2] * kv.shape[3], kv.shape[0] * n
+    _copy_pages[(min(programs, -(-num_rows // _ROWS)),)](
+        kv, page, slots, n, num_rows, width, kv.stride(0), kv.stride(1), ROWS=_ROWS,
         BLOCK=next_power_of_2(width), TO_PAGE=to_page, num_warps=8,
     )  # fmt: skip

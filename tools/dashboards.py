@@ -148,6 +148,8 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
                 {
                     "preempted {{pod}}": rate("sluice_engine_preemptions_total", "pod"),
                     "deferred {{pod}}": rate("sluice_engine_deferrals_total", "pod"),
+                    "to the host cache {{pod}}": rate("sluice_engine_kept_sequences_total", "pod"),
+                    "host cache full {{pod}}": rate("sluice_engine_host_cache_full_total", "pod"),
                 },
             ),
             Panel("Prompt tokens from the prefix cache", "percentunit", {"share": CACHE_HITS}),

@@ -76,6 +76,12 @@ class ScheduleOptions(Options):
         minimum=0.01,
         maximum=0.98,
     )
+    host_cache_gib: float = option(
+        4.0,
+        "host memory of each rank that keeps the KV of preempted sequences until they resume; 0 computes it again",
+        group="scheduling",
+        minimum=0.0,
+    )
     chunk_tokens: int = option(
         512, "prompt tokens computed in one step, of all prompts together", group="scheduling", minimum=1
     )

@@ -66,6 +66,8 @@ class Admit(msgspec.Struct, frozen=True, tag="admit"):
     """Choice numbers to sample; the noise of each is a function of (seed, choice, position)."""
     hand_over: bool = False
     """True: sample one token per choice, then hold the KV for Release. False: go on decoding here."""
+    resumes: int | None = None
+    """The job whose sequence this resumes after Preempted: its KV may have been kept in host memory."""
 
 
 class Place(msgspec.Struct, frozen=True, tag="place"):
@@ -118,7 +120,10 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """End a job in any state; idempotent, unknown ids are ignored. Answered by Ended once nothing of it is left."""
+    """End a job in any state; idempotent, unknown ids are ignored. Answered by Ended once nothing of it is left.
+
+    It also drops what host memory keeps of the job's preempted sequences: nobody will resume them.
+    """
 
     job_id: int
 
@@ -193,6 +198,9 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     pages_free: int = 0
     pages_in_use: int = 0
     pages_quarantined: int = 0
+    host_pages_free: int = 0
+    """Pages of host memory for the KV of preempted sequences."""
+    host_pages_in_use: int = 0
 
 
 class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
@@ -349,25 +357,9 @@ class Counters(msgspec.Struct, frozen=True, tag="counters"):
 
 
 Event: TypeAlias = (
-    EngineReady
-    | Admitted
-    | Reserved
-    | Deferred
-    | GrammarRefused
-    | Revoked
-    | Preempted
-    | Joined
-    | StepDone
-    | Alive
-    | PushDone
-    | TransferFailed
-    | PeerProven
-    | PeerLost
-    | Ended
-    | Integrity
-    | CacheChanged
-    | Counters
-)
+    EngineReady | Admitted | Reserved | Deferred | GrammarRefused | Revoked | Preempted | Joined | StepDone | Alive
+    | PushDone | TransferFailed | PeerProven | PeerLost | Ended | Integrity | CacheChanged | Counters
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder = msgspec.msgpack.Decoder(list[Command])

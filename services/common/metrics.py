@@ -93,6 +93,7 @@ class EngineMetrics:
         self.age = series.gauge("engine_last_step_age_seconds", "Age of the engine's last sign of life or running step")
         self.slots = series.gauge("engine_slots", "Slots of the KV pool by state", ("state",))
         self.pages = series.gauge("engine_transfer_pages", "Transfer pages by state", ("state",))
+        self.host_pages = series.gauge("engine_host_pages", "Pages of the host cache by state", ("state",))
         self.preemptions = series.counter("engine_preemptions_total", "Sequences that lost their slots")
         self.deferred = series.counter("engine_deferrals_total", "Proposals that the engine had no room for")
 
@@ -111,6 +112,8 @@ class EngineMetrics:
         self.pages.labels("free").set(usage.pages_free)
         self.pages.labels("in_use").set(usage.pages_in_use)
         self.pages.labels("quarantined").set(usage.pages_quarantined)
+        self.host_pages.labels("free").set(usage.host_pages_free)
+        self.host_pages.labels("in_use").set(usage.host_pages_in_use)
 
 
 class RouterMetrics:

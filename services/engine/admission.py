@@ -6,6 +6,7 @@ from services.common.ipc import Admit, Admitted
 from services.engine.arrays import Ints
 from services.engine.jobs import Job, JobState, Sequence
 from services.engine.kv_cache import EXTENT_SLOTS
+from services.engine.restores import Restores
 from services.engine.state import EngineState
 
 
@@ -24,8 +25,9 @@ def read_ids(packed: bytes, vocab_size: int) -> Ints:
 class Admission:
     """Owned by the loop; called between steps."""
 
-    def __init__(self, state: EngineState, vocab_size: int) -> None:
+    def __init__(self, state: EngineState, restores: Restores, vocab_size: int) -> None:
         self._state = state
+        self._restores = restores
         self._vocab_size = vocab_size
 
     def admit(self, command: Admit) -> None:
@@ -34,14 +36,18 @@ class Admission:
             job = self._read(command)
         except BadJobError as error:
             self._state.refuse(command.job_id, command.key, str(error))
+            if command.resumes is not None:
+                self._state.host.drop_job(command.resumes)
             return
         before = self._state.kv.num_pinned
         if not self._place(job):
             self._state.defer(job.job_id)
             return
+        if command.resumes is None or not self._restores.begin(job, command.resumes):
+            self._state.begin_prompt(job)
         if command.sampling.grammar is not None:
             self._state.grammars.want(job, command.sampling.grammar)
-        self._state.counters.prefix_hit_tokens += job.cached_tokens
+        self._state.counters.prefix_hit_tokens += job.num_computed
         self._state.counters.prefix_query_tokens += len(job.tokens)
         self._state.events.append(Admitted(job.job_id, job.cached_tokens, self._state.kv.num_pinned - before))
 

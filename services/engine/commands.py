@@ -85,6 +85,7 @@ class CommandHandler:
         sequence = None if job is None else job.sequences.get(command.choice)
         if sequence is not None:
             self._state.end_sequence(sequence, command.num_output_tokens)
+        self._state.host.drop((command.job_id, command.choice))  # it may have been preempted meanwhile
 
     def _release(self, command: Release) -> None:
         job = self._state.jobs.get(command.job_id)
@@ -95,8 +96,9 @@ class CommandHandler:
         job = self._state.jobs.get(command.job_id)
         if job is not None:
             self._state.end_job(job)
+        self._state.host.drop_job(command.job_id)
 
     def _check(self, command: CheckIntegrity) -> None:
         state = self._state
-        problems = state.kv.problems(state.holdings()) + state.problems()
+        problems = state.kv.problems(state.holdings()) + state.problems() + state.host.problems()
         self._state.events.append(Integrity(command.token, problems, state.usage(), len(state.jobs)))

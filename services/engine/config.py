@@ -44,6 +44,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     memory_fraction: float | None = None
     """Share of the memory that is free after the weights are loaded to give to the KV pool; None: cpu 0.25, cuda 0.85.
     """
+    host_cache_gib: float = 0.0
+    """Host memory of this rank for the KV of preempted sequences; 0: they are computed again."""
     max_running_requests: int = 256
     """Rows: sequences that compute or decode at once."""
     chunk_tokens: int = 512
@@ -68,6 +70,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         for key in ("max_context_tokens", "num_kv_tokens", "num_threads"):
             if getattr(self, key) is not None:
                 _at_least(key, getattr(self, key), 1)
+        if self.host_cache_gib < 0:
+            raise ConfigError(f"host_cache_gib is {self.host_cache_gib}; allowed: 0 or more")
         if self.pipeline_depth not in {None, 0, 1}:
             raise ConfigError(f"pipeline_depth is {self.pipeline_depth}; allowed: 0, 1")
         if self.memory_fraction is not None and not 0.0 < self.memory_fraction <= 1.0:

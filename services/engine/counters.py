@@ -16,6 +16,14 @@ class EngineCounters:
     """Tokens that admissions looked up in the prefix cache."""
     evicted_tokens: float = 0
     revocations: float = 0
+    kept_sequences: float = 0
+    """Preempted with their KV copied to the host cache."""
+    kept_tokens: float = 0
+    host_cache_full: float = 0
+    """Preempted sequences for which the host cache had no room: they are computed again."""
+    restored_sequences: float = 0
+    """Resumed from the host cache."""
+    restored_tokens: float = 0
     tokens_past_end: float = 0
     """Computed for a sequence that had ended: the price of handling results late."""
     pushes: float = 0

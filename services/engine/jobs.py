@@ -1,14 +1,15 @@
 """Jobs and their sequences: what the engine knows of one attempt of one request (the identity is explained in ipc).
 
-Admit     PREFILLING ── last chunk launched ──┬─ hand_over ──> HOLDING ── Release, all finished ──> gone
+Admit     RESTORING ── what the host cache kept is back in its slots ──> PREFILLING
+          PREFILLING ── last chunk launched ──┬─ hand_over ──> HOLDING ── Release, all finished ──> gone
                                               └─ else ───────> DECODING ── last sequence ends ────> gone
 Reserve   RESERVED ── Join ──> JOINING ── all bytes in their slots ──> DECODING
           RESERVED without bytes ── Revoked ──> gone
 any       Abort ──> ENDING while a transfer page of it is on its way, else gone
 
-PREFILLING, RESERVED and JOINING hold slots in `Job.holding`; HOLDING too, for pushes to read; in DECODING each
-sequence has its own holding. A sequence is gone when it finished, was finished, aborted or preempted; results of steps
-that were already in flight are dropped. `Ended` is sent when a job is gone.
+RESTORING, PREFILLING, RESERVED and JOINING hold slots in `Job.holding`; HOLDING too, for pushes to read; in DECODING
+each sequence has its own holding. A sequence is gone when it finished, was finished, aborted or preempted; results of
+steps that were already in flight are dropped. `Ended` is sent when a job is gone.
 """
 
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from services.engine.ticket import Ticket
 class JobState(Enum):
     """See the module's life cycle."""
 
+    RESTORING = auto()
     PREFILLING = auto()
     HOLDING = auto()
     RESERVED = auto()

@@ -22,11 +22,14 @@ from services.engine.batch import Batch
 from services.engine.channel import ALIVE_S, Channel
 from services.engine.commands import CommandHandler
 from services.engine.config import EngineConfig
+from services.engine.counters import EngineCounters
 from services.engine.grammars import open_grammars
+from services.engine.host_setup import open_host_cache
 from services.engine.jobs import Sequence
 from services.engine.kv_cache import KvCache
 from services.engine.load import LoadedModel
 from services.engine.pushes import Pushes
+from services.engine.restores import Restores
 from services.engine.results import ResultHandler, end_at_length
 from services.engine.room import RoomMaker
 from services.engine.runner import StepResult
@@ -56,15 +59,17 @@ class Engine:
             Path(config.model).expanduser(), model.config.vocab_size, model.config.eos_token_ids,
             refusal="grammars need an engine of one rank" if config.num_ranks > 1 else None,
         )  # fmt: skip
-        self.state = EngineState(model.rows, KvCache(model.num_slots, prefix_cache=config.prefix_cache), grammars)
+        counters, kv = EngineCounters(), KvCache(model.num_slots, prefix_cache=config.prefix_cache)
+        self.state = EngineState(model.rows, kv, grammars, open_host_cache(config, model, counters), counters)
+        self._restores = Restores(self.state)
         self._builder = StepBuilder(model.rows, config.chunk_tokens, config.push_tail_tokens)
-        self._room = RoomMaker(self.state)
+        self._room = RoomMaker(self.state, self._restores)
         self._results = ResultHandler(self.state)
         self._runner = model.runner
         self.ranks = model.ranks
         self._transfer = transfer
         self._pushes, self._arrivals = self._open_transfer(transfer)
-        admission = Admission(self.state, model.config.vocab_size)
+        admission = Admission(self.state, self._restores, model.config.vocab_size)
         self._commands = CommandHandler(self.state, admission, self._pushes, self._arrivals)
         depth = config.pipeline_depth
         self._depth = model.runner.backend.pipeline_depth if depth is None else depth
@@ -79,11 +84,11 @@ class Engine:
         self.state.pages = transfer.pages
         if transfer.sender is not None:
             pushes = Pushes(self.state, backend, transfer.pages, transfer.sender, transfer.depth)
-            self.state.on_end = pushes.forget
+            self.state.on_end.append(pushes.forget)
             return pushes, None
         assert transfer.receiver is not None
         arrivals = Arrivals(self.state, self._runner, transfer.receiver, self._model.config.vocab_size)
-        self.state.on_end = arrivals.forget
+        self.state.on_end.append(arrivals.forget)
         return None, arrivals
 
     def ready(self) -> EngineReady:
@@ -108,7 +113,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether another turn would compute or report something without a command."""
-        copying = any(part is not None and part.busy for part in (self._pushes, self._arrivals))
+        copying = any(part is not None and part.busy for part in (self._pushes, self._arrivals, self._restores))
         return bool(copying or self._launched or self.state.prefilling or self.state.rows.remaining.any())
 
     @property
@@ -129,6 +134,7 @@ class Engine:
         self.state.refuse_grammars()
         if self._arrivals is not None:
             self._arrivals.turn()
+        self._restores.turn()
         batch = self._launch()
         self._is_idle = batch is None
         while self._launched and (batch is None or len(self._launched) > self._depth):

@@ -5,6 +5,7 @@ import logging
 from services.common.ipc import Preempted, Revoked
 from services.engine.arrays import Ints
 from services.engine.jobs import Job, JobState, Sequence
+from services.engine.restores import Restores
 from services.engine.state import EngineState
 
 log = logging.getLogger(__name__)
@@ -13,8 +14,9 @@ log = logging.getLogger(__name__)
 class RoomMaker:
     """Owned by the loop; called before each step is built."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, restores: Restores) -> None:
         self._state = state
+        self._restores = restores
         self.full: list[Sequence] = []
         """Sequences that cannot grow and are the last running: they end at their length. The loop takes them."""
 
@@ -63,13 +65,28 @@ class RoomMaker:
         state = self._state
         _log(job, "preempted")
         running = [s for s in job.sequences.values() if not s.gone]
-        victims = running if job.state is JobState.PREFILLING else running[-1:]
+        victims = running[-1:] if job.state is JobState.DECODING else running
         for sequence in victims:
             state.events.append(Preempted(job.job_id, sequence.choice))
-        if job.state is JobState.PREFILLING:
-            state.end_job(job)
-        else:
+        if len(victims) == 1:
+            self._keep(victims[0])
+        if job.state is JobState.DECODING:
             state.end_sequence(victims[0], len(victims[0].outputs))
+        else:
+            state.end_job(job)
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Copy to the host what is computed of a sequence that is about to lose its slots."""
+        job, state = sequence.job, self._state
+        if job.state is JobState.RESTORING:
+            self._restores.preempted(job)
+            return
+        if job.state is JobState.DECODING:
+            tokens, holding = state.valid_tokens(sequence, len(sequence.outputs)), sequence.holding
+        else:
+            tokens, holding = job.tokens[: job.num_computed], job.holding
+        assert holding is not None
+        state.host.keep((job.job_id, sequence.choice), tokens, holding.slots)
 
 
 def _age(job: Job) -> tuple[float, int]:
@@ -77,7 +94,9 @@ def _age(job: Job) -> tuple[float, int]:
 
 
 def _is_running(job: Job) -> bool:
-    return job.state is JobState.DECODING or (job.state is JobState.PREFILLING and not job.hand_over)
+    return job.state in {JobState.DECODING, JobState.RESTORING} or (
+        job.state is JobState.PREFILLING and not job.hand_over
+    )
 
 
 def _num_running(job: Job) -> int:

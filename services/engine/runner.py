@@ -22,6 +22,31 @@ class Copy(Protocol):
         ...
 
 
+class Fetched(Protocol):
+    """A page of host memory that is on its way to the device, or there."""
+
+    def put(self, slots: Ints, skip: int) -> None:
+        """Copy the KV of its tokens from `skip` on, as many as `slots` [n], into the pool, on the compute stream."""
+        ...
+
+
+class HostPages(Protocol):
+    """Host memory behind a pool, in pages, and the copies between the two: ordered on the device, never waited for."""
+
+    num_pages: int
+    page_tokens: int
+    fetches_at_once: int
+    """Pages that may be fetched and not yet put or forgotten."""
+
+    def keep(self, slots: Ints, pages: list[int]) -> None:
+        """Copy the KV of `slots` [n], as launched steps leave it, to pages; the slots may be written on return."""
+        ...
+
+    def fetch(self, page: int, num_tokens: int) -> Fetched:
+        """Bring the first tokens of a page to the device. What is fetched may be put, or just forgotten."""
+        ...
+
+
 class Device(Protocol):
     """A device with a KV pool on it."""
 
@@ -38,6 +63,10 @@ class Device(Protocol):
 
     def scatter(self, page: Tensor, slots: Ints) -> Copy:
         """The reverse of `gather`."""
+        ...
+
+    def host_pages(self, num_pages: int, page_tokens: int) -> HostPages:
+        """Take host memory for the pool's KV."""
         ...
 
 

@@ -10,6 +10,7 @@ from services.common.ipc import AttemptKey, CacheChanged, Deferred, Ended, Event
 from services.engine.arrays import Ints
 from services.engine.counters import EngineCounters
 from services.engine.grammars import Grammars
+from services.engine.host_cache import HostCache
 from services.engine.jobs import Job, JobState, Sequence
 from services.engine.kv_cache import Holding, KvCache
 from services.engine.rows import Rows
@@ -25,9 +26,12 @@ class EngineState:
     job or one sequence that is not gone; each holding that exists belongs to one job or one such sequence.
     """
 
-    def __init__(self, rows: Rows, kv: KvCache, grammars: Grammars) -> None:
+    def __init__(
+        self, rows: Rows, kv: KvCache, grammars: Grammars, host: HostCache, counters: EngineCounters
+    ) -> None:  # fmt: skip
         self.rows = rows
         self.kv = kv
+        self.host = host
         self.grammars = grammars
         self.jobs: dict[int, Job] = {}
         self.prefilling: list[Job] = []
@@ -35,20 +39,22 @@ class EngineState:
         self.sequence_of: list[Sequence | None] = [None] * len(rows.length)
         """By row, of rows that decode."""
         self.events: list[Event] = []
-        self.counters = EngineCounters()
+        self.counters = counters
         self.pages: PagePool | None = None
         """Of the KV transfer, where there is one."""
-        self.on_end: Callable[[Job], None] = lambda job: None  # noqa: ARG005
-        """Told of each job that ends; the KV transfer forgets it."""
+        self.on_end: list[Callable[[Job], None]] = []
+        """Told of each job that ends; the KV transfer and the host cache forget it."""
 
     def usage(self) -> Usage:
         """Slots and pages by state."""
         usage = self.kv.usage()
+        host = {"host_pages_free": self.host.num_free, "host_pages_in_use": self.host.num_used}
         if self.pages is None:
-            return usage
+            return msgspec.structs.replace(usage, **host)
         pages = self.pages.counts()
         return msgspec.structs.replace(
             usage,
+            **host,
             pages_free=pages.free,
             pages_in_use=pages.held + pages.moving,
             pages_quarantined=pages.quarantined,
@@ -57,8 +63,11 @@ class EngineState:
     def add(self, job: Job) -> None:
         """A job is in, with its holding."""
         self.jobs[job.job_id] = job
-        if job.state is JobState.PREFILLING:
-            self.prefilling.append(job)
+
+    def begin_prompt(self, job: Job) -> None:
+        """A job computes what there is no KV of, behind those before it."""
+        job.state = JobState.PREFILLING
+        self.prefilling.append(job)
 
     def defer(self, job_id: int) -> None:
         """There is no room for a job, which has left no trace."""
@@ -128,7 +137,7 @@ class EngineState:
             return
         sequence.gone = True
         if sequence.holding is not None:
-            self.kv.release(sequence.holding, self._valid_tokens(sequence, num_outputs))
+            self.kv.release(sequence.holding, self.valid_tokens(sequence, num_outputs))
             sequence.holding = None
         if sequence.row is not None and sequence.job.row != sequence.row:
             self.sequence_of[sequence.row] = None
@@ -144,7 +153,8 @@ class EngineState:
             return
         if job.state is JobState.PREFILLING:
             self.prefilling.remove(job)
-        computed = job.tokens[: job.num_computed] if job.state in {JobState.PREFILLING, JobState.HOLDING} else None
+        has_computed = job.state in {JobState.RESTORING, JobState.PREFILLING, JobState.HOLDING}
+        computed = job.tokens[: job.num_computed] if has_computed else None
         job.state = JobState.ENDING
         for sequence in job.sequences.values():
             self.end_sequence(sequence, len(sequence.outputs))
@@ -154,7 +164,8 @@ class EngineState:
         if job.row is not None:
             self.rows.give_back(job.row)
             job.row = None
-        self.on_end(job)
+        for forget in self.on_end:
+            forget(job)
         if job.num_pages_moving == 0:
             self.say_ended(job)
 
@@ -165,7 +176,7 @@ class EngineState:
         self.events.append(Ended(job.job_id))
         log.debug("ended %s attempt %d", job.key.request_id, job.key.attempt, extra={"request_id": job.key.request_id})
 
-    def _valid_tokens(self, sequence: Sequence, num_outputs: int) -> Ints:
+    def valid_tokens(self, sequence: Sequence, num_outputs: int) -> Ints:
         """Tokens whose KV is there for certain: the last sampled one has not been the input of a handled step."""
         job = sequence.job
         n = min(job.num_prompt_tokens + num_outputs, sequence.num_tokens - 1)

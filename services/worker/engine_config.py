@@ -12,6 +12,7 @@ _SAME_NAME = (
     "dtype",
     "backend",
     "max_running_requests",
+    "host_cache_gib",
     "chunk_tokens",
     "prefix_cache",
     "log_level",

@@ -110,6 +110,7 @@ class Jobs:
             return
         job.ending = True
         if self.router.cancel(job_id):
+            self._will_not_resume(job)
             self._ended(job_id)
         else:
             self._engine.send(ipc.Abort(job_id))
@@ -131,9 +132,15 @@ class Jobs:
 
     def _give_up(self, work: QueuedWork, error: SluiceError) -> None:
         job_id = _job_id(work)
+        self._will_not_resume(self._jobs[job_id])
         self._forget(job_id)
         self._metrics.router.refused.labels("queue_budget").inc()
         self._on_event(GivenUp(job_id, error))
+
+    def _will_not_resume(self, job: _Job) -> None:
+        """A job that the engine never let in: what it keeps of the one that this would have resumed is of no use."""
+        if isinstance(job.command, ipc.Admit) and job.command.resumes is not None:
+            self._engine.send(ipc.Abort(job.command.resumes))
 
     def _reserve_first(self, work: QueuedWork) -> None:
         self._on_event(ReserveFirst(_job_id(work)))
@@ -197,6 +204,7 @@ class Jobs:
             self._metrics.engine.deferred.inc()
             self.router.tell(told.Deferred(job_id))
             if job.ending and self.router.cancel(job_id):  # the Abort crossed with this: the engine knows no such job
+                self._will_not_resume(job)
                 self._ended(job_id)
 
     def _ended(self, job_id: int) -> None:

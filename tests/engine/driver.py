@@ -101,7 +101,7 @@ class Driver:
         integrity = self.integrity()
         assert integrity.problems == []
         assert integrity.num_jobs == 0
-        assert integrity.usage.held_slots == integrity.usage.reserved_slots == 0
+        assert integrity.usage.held_slots == integrity.usage.reserved_slots == integrity.usage.host_pages_in_use == 0
 
     def integrity(self) -> ipc.Integrity:
         """Answer to CheckIntegrity."""

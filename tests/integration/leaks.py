@@ -10,6 +10,7 @@ HELD = (
     'sluice_engine_slots{state="reserved"}',
     'sluice_engine_transfer_pages{state="in_use"}',
     'sluice_engine_transfer_pages{state="quarantined"}',
+    'sluice_engine_host_pages{state="in_use"}',
     "sluice_router_running_requests",
     "sluice_router_waiting_requests",
 )

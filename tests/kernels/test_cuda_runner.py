@@ -12,7 +12,7 @@ import torch
 
 from services.common import ipc
 from services.common.request import LengthPenalty, PromptPenalty, SamplingParams
-from services.engine import load
+from services.engine import host_rule, host_setup, load
 from services.engine.backends.cuda import prefill_graphs
 from services.engine.backends.cuda.decode_graphs import ladder
 from services.engine.backends.cuda.runner import CudaRunner
@@ -147,6 +147,28 @@ def test_pages_are_gathered_and_scattered(engine: Engines, folder_of: Callable[[
     assert torch.equal(page, pool[:, [9, 2, 30]])
     runner.backend.scatter(page.flip(1), slots)
     assert torch.equal(pool[:, [30, 2, 9]], page)
+
+
+def test_a_preempted_sequence_resumes_from_the_host(
+    engine: Engines, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_setup, "PAGE_TOKENS", 4)
+    fast = host_rule._Speeds(1e12, 0.0, 1.0)
+    monkeypatch.setattr(host_rule, "_SPEEDS", {"cpu": fast, "cuda": fast})
+    folder = folder_of("llama")
+    driver = engine(folder, num_kv_tokens=16, host_cache_gib=1e-4, prefix_cache=False, max_running_requests=2)
+    young = driver.admit(prompt_of(7), 3, arrival=9.0)
+    driver.turn(young, driver.admit(prompt_of(7, seed=1), 4))
+    while not driver.said(ipc.Preempted):
+        driver.turn()
+    assert [event.job_id for event in driver.said(ipc.Preempted)] == [young.job_id]
+    driver.run()
+    produced = driver.tokens[young.job_id, 0]
+    resumed = driver.admit(prompt_of(7), 3, output_ids=ipc.pack_ids(produced), resumes=young.job_id)
+    driver.run(resumed)
+    assert produced + driver.tokens[resumed.job_id, 0] == reference_greedy(folder, prompt_of(7), 3)
+    assert driver.engine.state.counters.restored_tokens == 7 + len(produced) - 1
+    driver.check()
 
 
 def test_first_tokens_from_elsewhere_are_the_next_inputs(engine: Engines, folder_of: Callable[[str], Path]) -> None:

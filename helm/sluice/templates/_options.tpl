@@ -22,7 +22,7 @@
 {{- if eq . "pd-master" -}}
 logLevel logFormat maxQueue maxBodyBytes maxChoices maxAttempts queueBudgetS deadlineS clientBufferBytes clientStallS workerTimeoutS drainS otlpEndpoint
 {{- else -}}
-logLevel logFormat otlpEndpoint backend threads seed tp maxRunningRequests kvPoolTokens kvMemoryFraction chunkTokens prefixCache maxQueue priorOutputTokens pendingKvShare transferPageBytes transferPages transferDepth transferDeadlineS ucxTls ucxNetDevices requireLane verifyKv reservationLeaseS masterTimeoutS engineStallS drainS
+logLevel logFormat otlpEndpoint backend threads seed tp maxRunningRequests kvPoolTokens kvMemoryFraction hostCacheGib chunkTokens prefixCache maxQueue priorOutputTokens pendingKvShare transferPageBytes transferPages transferDepth transferDeadlineS ucxTls ucxNetDevices requireLane verifyKv reservationLeaseS masterTimeoutS engineStallS drainS
 {{- end -}}
 {{- end }}
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 from services.engine.arrays import Ints
 from services.engine.backends import cpu_linear
 from services.engine.backends.cpu_attention import AttentionPlan, run_or_index
+from services.engine.backends.cpu_host_pages import CpuHostPages
 from services.engine.backends.interface import Heads, QkNorm
 from services.engine.batch import Batch
 from services.engine.models.experts import RoutedMlp
@@ -97,6 +98,10 @@ class CpuBackend:
     def done(self) -> bool:
         """See Copy."""
         return True
+
+    def host_pages(self, num_pages: int, page_tokens: int) -> CpuHostPages:
+        """See Device."""
+        return CpuHostPages(self.pool, num_pages, page_tokens)
 
     def remember(self, rows: Tensor, ids: Tensor) -> None:
         """See Backend."""

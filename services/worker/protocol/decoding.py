@@ -76,11 +76,11 @@ class Decoding(Generic[A]):
         job_id = self._new_id()
         attempt.jobs[job_id] = {event.choice}
         self._by_job[job_id] = attempt
-        self._emit(self._resume_job(attempt, job_id, event.choice))
+        self._emit(self._resume_job(attempt, job_id, event))
         self._emit(SendToMaster(attempt.master, Preempted(attempt.key, event.choice)))
 
-    def _resume_job(self, attempt: A, job_id: int, choice: int) -> StartJob:
-        request, produced = attempt.request, attempt.produced(choice)
+    def _resume_job(self, attempt: A, job_id: int, event: ipc.Preempted) -> StartJob:
+        request, produced = attempt.request, attempt.produced(event.choice)
         admit = ipc.Admit(
             job_id=job_id,
             key=attempt.key,
@@ -89,7 +89,8 @@ class Decoding(Generic[A]):
             stop=engine_stop(request, self._eos_token_ids),
             arrival=attempt.arrival_s,
             output_ids=ipc.pack_ids(produced),
-            choices=(choice,),
+            choices=(event.choice,),
+            resumes=event.job_id,
         )
         work = attempt.work(job_id, WorkKind.RESUMED, produced=len(produced), choices=1)
         return StartJob(work, admit, attempt.request.traceparent)

@@ -51,6 +51,7 @@ def test_preempted_sequence_is_computed_again_here_with_its_output() -> None:
     assert isinstance(start.command, ipc.Admit)
     assert ipc.unpack_ids(start.command.output_ids) == [token(0), token(1)]
     assert (start.work.kind, start.work.produced_tokens) == (WorkKind.RESUMED, 2)
+    assert start.command.resumes == 1
     bench.event(output(start.command.job_id, 2))
     assert bench.take(fx.Grown)[-1].key == KEY
 

@@ -28,11 +28,13 @@ class Desk:
     def send(self, *commands: Command) -> None:
         self.commands.extend(commands)
 
-    def start(self, num_tokens: int, kind: WorkKind = WorkKind.LOCAL, deadline_s: float = float("inf")) -> int:
+    def start(
+        self, num_tokens: int, kind: WorkKind = WorkKind.LOCAL, deadline_s: float = float("inf"),
+        resumes: int | None = None,
+    ) -> int:  # fmt: skip
         job_id = self.jobs.new_id()
-        admit = ipc.Admit(
-            job_id, AttemptKey("ab" * 16, job_id), ipc.pack_ids([1] * num_tokens), SamplingParams(), EngineStop(20), 0.0
-        )
+        key, prompt = AttemptKey("ab" * 16, job_id), ipc.pack_ids([1] * num_tokens)
+        admit = ipc.Admit(job_id, key, prompt, SamplingParams(), EngineStop(20), 0.0, resumes=resumes)
         self.jobs.start(QueuedWork(job_id, kind, 0.0, num_tokens, 20, queue_deadline_s=deadline_s), admit)
         self.jobs.router.decide()
         return job_id
@@ -123,6 +125,25 @@ def test_a_preempted_sequence_is_queued_again_before_anything_else_is_let_in(des
     resumed = desk.start(101, WorkKind.RESUMED)
     assert desk.commands[-1] == desk.jobs._jobs[resumed].command
     desk.jobs.router.check_integrity()
+
+
+@pytest.mark.parametrize("is_proposed", [False, True])
+def test_what_host_memory_keeps_goes_when_a_preempted_sequence_will_not_resume(desk: Desk, is_proposed: bool) -> None:
+    other = desk.start(300)
+    desk.admitted(other, 300)
+    job_id = desk.start(300)
+    desk.admitted(job_id, 300)
+    desk.jobs.dispatch(ipc.Preempted(job_id, 0))
+    desk.jobs.dispatch(ipc.Ended(job_id))
+    if is_proposed:
+        desk.jobs.dispatch(ipc.Ended(other))
+    resumed = desk.start(900, WorkKind.RESUMED, resumes=job_id)
+    desk.jobs.end(resumed)
+    desk.jobs.dispatch(ipc.Deferred(resumed, 0))  # crosses with the Abort, where the engine was asked at all
+    assert ipc.Abort(job_id) in desk.commands
+    proposed = [command.job_id for command in desk.commands if isinstance(command, ipc.Admit)]
+    assert (resumed in proposed) == (ipc.Abort(resumed) in desk.commands) == is_proposed
+    assert desk.last_words(resumed) == [ipc.Ended(resumed)]
 
 
 def test_a_stop_string_tells_the_engine_where_the_sequence_ends(desk: Desk) -> None:

@@ -16,7 +16,7 @@ _Pool = Any  # torch's own handle of a graph memory pool, or None
 
 
 class Mark:
-    """A point on the compute stream; the backend's `Copy`."""
+    """A point on the current stream, which is the compute stream but for `SideStream`; the backend's `Copy`."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event() if device.type == "cuda" else None
@@ -31,6 +31,31 @@ class Mark:
         """Wait for the device to pass it; other threads run meanwhile."""
         if self._event is not None:
             self._event.synchronize()
+
+    def hold(self) -> None:
+        """Let what is launched from here on, on the current stream, wait for it on the device."""
+        if self._event is not None:
+            self._event.wait()
+
+
+class SideStream:
+    """Copies beside the compute stream, in the order of the calls."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def copy(self, source: Tensor, target: Tensor, after: Mark) -> Mark:
+        """Copy once the device has passed `after`; returns the copy's own mark. Host memory must be pinned."""
+        with torch.cuda.stream(self._stream):
+            after.hold()
+            target.copy_(source, non_blocking=True)
+            return Mark(self._device)
+
+
+def pinned_bytes(num_bytes: int, device: torch.device) -> Tensor:
+    """Host memory `[num_bytes]` uint8, not written."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def pinned(num_ints: int, device: torch.device) -> Tensor:

@@ -24,6 +24,7 @@ from kernels.prefill_attention import PrefillTuning
 from services.engine.arrays import Ints
 from services.engine.backends.cuda.clock import Mark, download, upload
 from services.engine.backends.cuda.decode_graphs import DecodeGraphs
+from services.engine.backends.cuda.host_pages import PinnedPages
 from services.engine.backends.cuda.prefill_graphs import PrefillGraphs
 from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep, PromptAttention
 from services.engine.backends.cuda.recipe import recipe_for
@@ -105,6 +106,10 @@ class CudaRunner:
         """See Device."""
         pages.scatter_page(page, upload(torch.from_numpy(slots), self.device), self.pool)
         return Mark(self.device)
+
+    def host_pages(self, num_pages: int, page_tokens: int) -> PinnedPages:
+        """See Device."""
+        return PinnedPages(self.pool, num_pages, page_tokens)
 
     def _capture(self, decoder: Decoder) -> None:
         self._vocab = decoder.head.shape[0]

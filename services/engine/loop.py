@@ -117,6 +117,11 @@ class Engine:
         return bool(copying or self._launched or self.state.prefilling or self.state.rows.remaining.any())
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held for anybody: no job, and no page on its way."""
+        return not (self.state.jobs or self.has_work or self.state.usage().pages_in_use)
+
+    @property
     def only_waits(self) -> bool:
         """Whether all that is left to do waits for grammars: the last turn launched nothing."""
         return self.state.grammars.busy and not self._launched and self._is_idle
@@ -195,19 +200,20 @@ def serve(engine: Engine, channel: Channel) -> None:
     gc.freeze()
     gc.disable()  # a collection in the loop is a pause for every stream; idle turns collect
     channel.send([engine.ready()])
-    told = time.monotonic()
+    told, was_empty = time.monotonic(), True
     while not engine.stopped:
         commands = engine.ranks.share(channel.receive())
         with channel.stepping():
             events = engine.turn(commands)
         now = time.monotonic()
-        if now - told >= ALIVE_S:
+        if now - told >= ALIVE_S or engine.is_empty != was_empty:
             told = now
             usage = engine.state.usage()
             channel.note(engine.step, usage)
             events += [Counters(engine.state.counters.values()), Alive(engine.step, 0.0, usage)]
         if events:
             channel.send(events)
+        was_empty = engine.is_empty
         if not engine.has_work:
             channel.wait(ALIVE_S)
             gc.collect(1)

@@ -87,7 +87,7 @@ class Router:
         self._foreign_slots = 0
         """Held in the engine for nobody the Router knows: prefixes whose first user has left."""
         self._wait_s = 0.0
-        """What one that comes now would wait, as of the last plan."""
+        """What one that comes behind the queue would wait, as of the last plan."""
         self._resting = False
         """The engine deferred a proposal and has told nothing since."""
         self._asked: set[Hashable] = set()
@@ -104,7 +104,7 @@ class Router:
         """
         if self._running.get(work.key) is not None:
             raise KeyError(f"{work.key!r} is let in already")
-        error = refusal(work, self._config, len(self._queue), self._wait_s, self._clock())
+        error = refusal(work, self._config, len(self._queue), self._newcomer_wait_s, self._clock())
         if error is not None:
             raise error
         self._queue.push(work, self._running.next_place(), self._outlook.group(work))
@@ -132,7 +132,6 @@ class Router:
     def decide(self) -> None:
         """Plan now and act on it. `run` calls this; simulations and tests call it themselves."""
         if not len(self._queue):
-            self._wait_s = 0.0
             return
         now_s = self._clock()
         self._outlook.predict(self._running)
@@ -286,6 +285,11 @@ class Router:
                 self._asked.add(work.key)
                 self._outbox.append(partial(self._outlets.reserve_first, work))
 
+    @property
+    def _newcomer_wait_s(self) -> float:
+        """Nothing where nobody waits: what the last plan foretold ended with the queue that it was about."""
+        return self._wait_s if len(self._queue) else 0.0
+
     def _expire(self, now_s: float) -> None:
         """Give up what has waited out its queue budget."""
         deadline_s = self._queue.arrays().deadline_s
@@ -296,7 +300,6 @@ class Router:
     def _shed(self, now_s: float) -> None:
         """Give up, early, what cannot meet its queue budget; and note what one that comes now would wait."""
         if not len(self._queue):
-            self._wait_s = 0.0
             return
         waits_s = self._outlook.waits_s(self._queue, self._running, self._capacity)
         self._wait_s = float(waits_s[-1])

@@ -83,12 +83,13 @@ class Status:
         )
 
     def feed_gauges(self) -> None:
-        """Before a scrape."""
-        series = self._metrics.router
-        series.admitted_peak_ratio.set(self.load.admitted_peak_ratio)
-        series.demand_ratio.set(self.load.demand_ratio)
-        series.predicted_wait.set(self.load.predicted_wait_s)
-        series.waiting.set(self.load.queued_requests)
-        series.running.set(self.load.running_requests)
+        """Before a scrape: as things are now, not as of the last sample."""
+        if self.router is not None:
+            series, load = self._metrics.router, self.router.load
+            series.admitted_peak_ratio.set(load.admitted_peak_ratio)
+            series.demand_ratio.set(load.demand_ratio)
+            series.predicted_wait.set(load.predicted_wait_s)
+            series.waiting.set(load.num_waiting)
+            series.running.set(load.num_running)
         self._metrics.engine.age.set(self._engine.age_s)
         self._metrics.engine.observe_usage(self._engine.usage)

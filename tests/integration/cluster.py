@@ -71,6 +71,24 @@ class Process:
         """Undo `pause`."""
         self._signal_group(signal.SIGCONT)
 
+    def pause_engine(self) -> None:
+        """Stop a worker's engine alone: its control process answers, its device does nothing."""
+        os.kill(self.engine_pid(), signal.SIGSTOP)
+
+    def resume_engine(self) -> None:
+        """Undo `pause_engine`."""
+        os.kill(self.engine_pid(), signal.SIGCONT)
+
+    def engine_pid(self) -> int:
+        """The engine that this worker's control process started."""
+        assert self.popen is not None
+        family = [self.popen.pid]
+        for pid in family:
+            if b"services.engine.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+            family += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        raise AssertionError(f"{self.name} has no engine:\n{self.tail()}")
+
     def stop(self, timeout_s: float = 15.0) -> int:
         """SIGTERM, then its exit status; a process that outlives the timeout is killed and fails the test."""
         assert self.popen is not None

@@ -81,6 +81,7 @@ class KvReceiver:
         return True
 
     def _on_page_released(self) -> None:
+        self._events.wake()  # an idle loop says how many pages are in use when that changes
         if self._side.admission.is_waiting:
             self._commands.put(self._side.admission.serve)
 

@@ -13,6 +13,7 @@ from tests.fakes.workers import RunningWorker, workers
 pytestmark = pytest.mark.demo_model
 
 LONG = list(range(10, 2010))
+WITHIN_S = 1.0
 Reached = Callable[[FakeMaster, Request], Awaitable[object]]
 
 
@@ -60,7 +61,7 @@ async def test_abort_in_each_state_leaves_nothing(state: tuple[Reached, list[str
         await reached(m, requests[-1] if reached is queued else requests[0])
         for key in keys:
             m.abort(key)
-        await asyncio.wait_for(asyncio.gather(p.until_empty(), d.until_empty()), 10)
+        await asyncio.wait_for(asyncio.gather(p.until_empty(), d.until_empty()), WITHIN_S)
 
 
 async def test_a_lost_decode_worker_in_each_state_leaves_nothing(state: tuple[Reached, list[str], list[str]]) -> None:

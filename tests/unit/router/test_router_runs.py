@@ -110,6 +110,20 @@ def test_work_that_cannot_meet_its_budget_is_refused_early_with_retry_after() ->
     assert refused.value.retry_after_s == 60
 
 
+def test_a_queue_that_was_given_up_whole_refuses_nobody_after_it() -> None:
+    engine = EngineModel(replace(CONFIG, lengths=LengthConfig(prior_tokens=90)))
+    for number in range(2):
+        engine.lengths[number] = 90
+        engine.router.enqueue(work(number, 400, WorkKind.RESERVATION))
+    for _ in range(6):
+        engine.step()
+    for number in range(2, 6):
+        engine.router.enqueue(work(number, 400, queue_deadline_s=engine.now_s + 10))
+    engine.router.decide()  # they would wait 80 s
+    assert len(engine.given_up) == 4
+    engine.router.enqueue(work("x", 400, queue_deadline_s=engine.now_s + 10))
+
+
 def test_predicted_wait_is_near_the_true_one() -> None:
     engine = EngineModel(CONFIG)
     for number in range(21):

@@ -146,7 +146,7 @@ def copies(device: torch.device) -> Iterator[Case]:
     kv, page = normal(32, 16 * n + 1, 16, 128), normal(32, n, 16, 128)
     slots = torch.randperm(16 * n, device=device)[:n].int()
     for programs in (8, 16, 32, 132):
-        yield Case(f"gather page, {programs} programs", partial(gather_page, kv, slots, page, programs), 1,
+        yield Case(f"gather page, {programs} programs", partial(gather_page, kv, slots, page, programs=programs), 1,
                    page.nbytes, page.nbytes)  # fmt: skip
     yield Case("scatter page, 16 programs", lambda: scatter_page(page, slots, kv), 1, page.nbytes, page.nbytes)
 

@@ -170,7 +170,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     ipc_protocol: int
     model_fingerprint: str
     layout: str
-    """Hash of dtype, layers, KV heads, head_dim, TP: equal layouts may exchange KV (R13)."""
+    """Hash of dtype, layers, KV heads, head_dim: equal layouts may exchange KV (R13), whatever their ranks."""
     transfer_protocol: int
     num_slots: int
     max_context_tokens: int

@@ -1,10 +1,11 @@
 """KV on its way into a decode engine: slots reserved, pages scattered between steps, jobs joined when all is there.
 
-    Reserve ──> RESERVED ── Join ──> JOINING ── every token scattered ──> Joined, DECODING
+    Reserve ──> RESERVED ── Join ──> JOINING ── every token scattered, on every rank ──> Joined, DECODING
                    └─ Revoked, Abort: the receiver forgets the key and throws away what still comes
 
-Only this module's scatter writes received KV, into slots that the job owns and never into the prefix it shares; the
-prefix cache gets them after Joined (R2).
+Each rank receives the KV heads that it holds, from one rank of the peer or from several. That all of it is here is a
+note; a job joins in the turn in which all ranks have heard it of all. Only this module's scatter writes received KV,
+into slots that the job owns and never into the prefix it shares; the prefix cache gets them after Joined (R2).
 """
 
 import logging
@@ -16,13 +17,14 @@ from numpy.typing import NDArray
 from services.common import ipc
 from services.engine.admission import BadJobError, read_ids
 from services.engine.jobs import Job, JobState, Sequence
+from services.engine.notes import KvCame, KvFailed, PeerGone
 from services.engine.results import end_at_length
 from services.engine.runner import Copy, Runner
 from services.engine.state import EngineState
 from services.engine.transfer.events import Damaged, PeerLost, PeerProven, Received
 from services.engine.transfer.layout import PageLayout
 from services.engine.transfer.pages import Page
-from services.engine.transfer.receiver import KvReceiver
+from services.engine.transfer_setup import TransferEnd
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +35,14 @@ class _Arrival:
 
     job: Job
     here: NDArray[np.bool_]
-    """[num_tokens]: KV is in its slot, or a launched scatter puts it there."""
+    """[num_kv_heads, num_tokens] of this rank: KV is in its slot, or a launched scatter puts it there."""
     first_tokens: dict[int, int]
     peer_id: str | None = None
+    has_bytes: bool = False
+    """Of this rank."""
+    num_ranks_here: int = 0
+    """Ranks that have told that all is there."""
+    has_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +56,14 @@ class _Scattering:
 class Arrivals:
     """Owned by the loop of a decode engine."""
 
-    def __init__(self, state: EngineState, runner: Runner, receiver: KvReceiver, vocab_size: int) -> None:
+    def __init__(self, state: EngineState, runner: Runner, transfer: TransferEnd, vocab_size: int) -> None:
+        assert transfer.receiver is not None
         self._state = state
         self._runner = runner
-        self._receiver = receiver
+        self._receiver = transfer.receiver
+        self._first_head = transfer.heads.first
+        self._ranks = state.agreement.count
+        self._tell = state.agreement.tell
         self._vocab_size = vocab_size
         self._layout = PageLayout.of(runner.backend.pool)
         self._arrivals: dict[ipc.AttemptKey, _Arrival] = {}
@@ -60,8 +71,13 @@ class Arrivals:
 
     @property
     def busy(self) -> bool:
-        """Whether the device still reads pages, or a job could join now that waited for rows."""
-        return bool(self._scattering) or any(self._can_join(arrival) for arrival in self._arrivals.values())
+        """Whether the device still reads pages."""
+        return bool(self._scattering)
+
+    @property
+    def can_join(self) -> bool:
+        """Whether a job could join now that waited for rows."""
+        return any(self._can_join(arrival) for arrival in self._arrivals.values())
 
     def reserve(self, command: ipc.Reserve) -> None:
         """Answer Reserved or Deferred, or Ended alone for ids that can never run here."""
@@ -92,7 +108,11 @@ class Arrivals:
         self._state.add(job)
         if command.grammar is not None:
             self._state.grammars.want(job, command.grammar)
-        self._arrivals[command.key] = _Arrival(job, np.arange(len(tokens)) < cached, {})
+        here = np.zeros((self._layout.num_kv_heads, len(tokens)), np.bool_)
+        here[:, :cached] = True
+        self._arrivals[command.key] = arrival = _Arrival(job, here, {})
+        if here.all():
+            arrival.num_ranks_here = self._ranks  # all of them hold the same prefixes
         self._receiver.expect(command.key)
         self._state.events.append(ipc.Reserved(job.job_id, cached, self._state.kv.num_pinned - before))
 
@@ -116,26 +136,42 @@ class Arrivals:
         if self._arrivals.pop(job.key, None) is not None:
             self._receiver.forget(job.key)
 
-    def turn(self) -> None:
-        """Scatter what has come, and join the jobs whose KV is complete."""
+    def pump(self) -> None:
+        """Scatter what has come."""
         for event in self._receiver.poll():
             match event:
                 case Received():
                     self._received(event)
                 case Damaged(key=key):
-                    self._fail(key, "verification", "its checksum differs")
+                    self._tell(KvFailed(key, "verification", "its checksum differs"))
                 case PeerLost():
                     self._peer_lost(event)
                 case PeerProven():
                     log.info("peer %s proven over %s", event.peer_id, event.lane)
         self._release_pages()
+
+    def hear(self, note: KvCame | KvFailed | PeerGone) -> None:
+        """What a rank told."""
+        match note:
+            case PeerGone():
+                self._state.say(ipc.PeerLost(note.peer_id, note.reason))
+            case KvFailed():
+                self._fail(note)
+            case KvCame():
+                arrival = self._arrivals.get(note.key)
+                if arrival is not None:
+                    arrival.job.has_bytes = True
+                    arrival.num_ranks_here += note.complete
+
+    def join_complete(self) -> None:
+        """Join the jobs whose KV is there on every rank."""
         for arrival in list(self._arrivals.values()):
             if self._can_join(arrival):
                 self._join(arrival)
 
     def _can_join(self, arrival: _Arrival) -> bool:
         """Joined by the control process, complete, able to sample, and with a row for each choice."""
-        joining = arrival.job.state is JobState.JOINING and bool(arrival.here.all())
+        joining = arrival.job.state is JobState.JOINING and arrival.num_ranks_here == self._ranks
         return joining and arrival.job.may_sample and self._state.rows.num_free >= len(arrival.first_tokens)
 
     def _received(self, event: Received) -> None:
@@ -144,18 +180,23 @@ class Arrivals:
         job, start, end = arrival.job, event.token_start, event.token_start + event.num_tokens
         assert job.holding is not None
         arrival.peer_id = event.peer_id
-        if not 0 <= start < end <= len(job.tokens) or event.num_bytes != event.num_tokens * self._layout.token_bytes:
+        layout = self._layout.of_heads(event.heads.num_heads)
+        if not 0 <= start < end <= len(job.tokens) or event.num_bytes != event.num_tokens * layout.token_bytes:
             event.page.release()
-            self._fail(
-                event.key, "verification", f"tokens [{start}, {end}) of {len(job.tokens)} in {event.num_bytes} bytes"
-            )
+            why = f"tokens [{start}, {end}) of {len(job.tokens)} in {event.num_bytes} bytes"
+            self._tell(KvFailed(event.key, "verification", why))
             return
-        page = self._layout.view(event.page.buffer, event.num_tokens)
+        page = layout.view(event.page.buffer, event.num_tokens)
+        first_head = event.heads.first - self._first_head
         own = max(start, job.holding.num_shared)  # what the prefix cache holds already is not written again
-        copy = self._runner.backend.scatter(page[:, own - start :], job.holding.slots[own:end])
+        copy = self._runner.backend.scatter(page[:, own - start :], job.holding.slots[own:end], first_head)
         self._scattering.append(_Scattering(event.page, copy))
-        arrival.here[own:end] = True
-        job.has_bytes = True
+        was_empty = not arrival.has_bytes
+        arrival.has_bytes = True
+        arrival.here[first_head : first_head + event.heads.num_heads, own:end] = True
+        complete = bool(arrival.here.all())
+        if was_empty or complete:
+            self._tell(KvCame(event.key, complete))
         self._state.counters.received_bytes += event.num_bytes
 
     def _release_pages(self) -> None:
@@ -187,15 +228,18 @@ class Arrivals:
                 end_at_length(state, sequence)
 
     def _peer_lost(self, event: PeerLost) -> None:
-        self._state.events.append(ipc.PeerLost(event.peer_id, f"{event.reason.value}: {event.detail}"))
-        for key, arrival in list(self._arrivals.items()):
+        self._tell(PeerGone(event.peer_id, f"{event.reason.value}: {event.detail}"))
+        for key, arrival in self._arrivals.items():
             if arrival.peer_id == event.peer_id and not arrival.here.all():
-                self._fail(key, "peer_lost", f"{event.peer_id} was lost: {event.reason.value}")
+                self._tell(KvFailed(key, "peer_lost", f"{event.peer_id} was lost: {event.reason.value}"))
 
-    def _fail(self, key: ipc.AttemptKey, kind: str, why: str) -> None:
-        """Tell the control process, which ends the job by Abort."""
-        arrival = self._arrivals.get(key)
-        if arrival is not None:
-            log.warning("KV of %s: %s", key.request_id, why, extra={"request_id": key.request_id})
-            self._state.events.append(ipc.TransferFailed(arrival.job.job_id, kind, f"KV of {key.request_id}: {why}"))
-            self._state.counters.failed_arrivals += 1
+    def _fail(self, note: KvFailed) -> None:
+        """Tell the control process, once, which ends the job by Abort."""
+        arrival = self._arrivals.get(note.key)
+        if arrival is None or arrival.has_failed:
+            return
+        arrival.has_failed = True
+        request_id = note.key.request_id
+        log.warning("KV of %s: %s", request_id, note.why, extra={"request_id": request_id})
+        self._state.say(ipc.TransferFailed(arrival.job.job_id, note.kind, f"KV of {request_id}: {note.why}"))
+        self._state.counters.failed_arrivals += 1

@@ -5,8 +5,6 @@ thread is busy computing, and always under the lock, so the socket never sees tw
 """
 
 import logging
-import os
-import select
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from types import TracebackType
 import zmq
 
 from services.common.ipc import Alive, Command, Event, Usage, decode_commands, encode
+from services.engine.lifeline import ControlProcessLostError, Lifeline
 
 log = logging.getLogger(__name__)
 
@@ -24,31 +23,20 @@ _WATCH_S = 0.2
 _HIGH_WATER_FRAMES = 10_000
 
 
-class ControlProcessLostError(Exception):
-    """The control process is gone or does not read: the engine ends, so that the pod starts both anew (R15)."""
-
-
 class Channel:
     """Opened by the process's main, used by the loop."""
 
-    def __init__(self, endpoint: str, wake_fds: list[int], lifeline: int | None = None) -> None:
-        """Connect to `endpoint`; `wait` also ends when one of `wake_fds` is readable.
-
-        `lifeline` is a pipe that the control process holds open and never writes to again: its end is that process's.
-        """
+    def __init__(self, endpoint: str, wake: list["int | zmq.Socket[bytes]"], lifeline: Lifeline) -> None:
+        """Connect to `endpoint`; `wait` also ends when one of `wake` is readable."""
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.set_hwm(_HIGH_WATER_FRAMES)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.connect(endpoint)
         self._poller = zmq.Poller()
-        for waited in (self._socket, *wake_fds):
+        for waited in (self._socket, *wake, *(() if lifeline.fd is None else (lifeline.fd,))):
             self._poller.register(waited, zmq.POLLIN)
         self._lock = threading.Lock()
-        self._lifeline = select.poll()
-        if lifeline is not None:
-            self._lifeline.register(lifeline, select.POLLIN | select.POLLHUP)
-            self._poller.register(lifeline, zmq.POLLIN)
-        self._parent = os.getppid()
+        self._lifeline = lifeline
         self._last_sent = time.monotonic()
         self._step_began: float | None = None
         self._step = 0
@@ -91,8 +79,7 @@ class Channel:
         """Remember the state for the watch thread; raises ControlProcessLostError when the control process is gone."""
         with self._lock:
             self._step, self._usage = step, usage
-        if os.getppid() != self._parent or self._lifeline.poll(0):
-            raise ControlProcessLostError("the control process has ended")
+        self._lifeline.check()
 
     @contextmanager
     def stepping(self) -> Iterator[None]:

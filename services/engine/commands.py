@@ -10,7 +10,6 @@ from services.common.ipc import (
     ConnectPeer,
     DropPeer,
     Finish,
-    Integrity,
     Join,
     Place,
     Release,
@@ -20,6 +19,7 @@ from services.common.ipc import (
 from services.engine.admission import Admission
 from services.engine.arrivals import Arrivals
 from services.engine.jobs import JobState
+from services.engine.notes import Checked
 from services.engine.pushes import Pushes
 from services.engine.state import EngineState
 
@@ -101,4 +101,4 @@ class CommandHandler:
     def _check(self, command: CheckIntegrity) -> None:
         state = self._state
         problems = state.kv.problems(state.holdings()) + state.problems() + state.host.problems()
-        self._state.events.append(Integrity(command.token, problems, state.usage(), len(state.jobs)))
+        state.agreement.tell(Checked(command.token, problems, state.usage(), len(state.jobs)))

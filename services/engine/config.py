@@ -31,10 +31,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Of weights, activations and KV. `auto` takes the checkpoint's."""
     backend: Literal["auto", "cpu", "cuda"] = "auto"
     num_ranks: int = 1
-    """Tensor parallel engine processes that share one model; on the cpu backend, and in role `mixed`, so far."""
+    """Tensor parallel engine processes that share one model; each takes a device of its own, cuda:`rank`."""
     rank: int = 0
     rendezvous: str = ""
-    """Where the ranks meet: `tcp://host:port` or `file://path`, the same for all."""
+    """Where the ranks meet: a folder that they alone use, made anew for each start."""
     num_threads: int | None = None
     """CPU threads for torch; None leaves torch's choice."""
     max_context_tokens: int | None = None
@@ -81,8 +81,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         _at_least("num_ranks", self.num_ranks, 1)
         if not 0 <= self.rank < self.num_ranks:
             raise ConfigError(f"rank is {self.rank}; allowed: 0 to {self.num_ranks - 1}")
-        if self.num_ranks > 1 and (self.role != "mixed" or self.backend == "cuda" or not self.rendezvous):
-            raise ConfigError("num_ranks above 1 needs role 'mixed', backend 'cpu' and a rendezvous")
+        if self.num_ranks > 1 and not self.rendezvous:
+            raise ConfigError("num_ranks above 1 needs a rendezvous")
 
 
 def _at_least(key: str, value: int, least: int) -> None:

@@ -28,7 +28,12 @@ def choose_device(config: EngineConfig) -> torch.device:
             f"backend is 'cuda', but torch {torch.__version__} {why} on this machine; 'cpu' runs here, and 'auto' "
             "takes what there is"
         )
-    device = torch.device("cuda", torch.cuda.current_device())
+    if config.rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"num_ranks is {config.num_ranks}: each rank takes a device of its own, and there are "
+            f"{torch.cuda.device_count()}"
+        )
+    device = torch.device("cuda", config.rank)
     torch.cuda.set_device(device)
     log.info("device: %s, %.1f GiB", torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)[1] / (1 << 30))
     return device

@@ -29,7 +29,7 @@ def model_fingerprint(model: Path, load: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def kv_layout(config: ModelConfig, dtype: torch.dtype, num_ranks: int) -> str:
-    """Hash of what a token's KV looks like in memory."""
-    parts = (dtype, config.num_layers, config.num_kv_heads, config.head_dim, num_ranks)
+def kv_layout(config: ModelConfig, dtype: torch.dtype) -> str:
+    """Hash of what a token's KV is, all ranks together: how many there are decides only who sends which heads."""
+    parts = (dtype, config.num_layers, config.num_kv_heads, config.head_dim)
     return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()[:32]

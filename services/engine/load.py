@@ -47,10 +47,9 @@ class LoadedModel:
 def load_model(config: EngineConfig) -> LoadedModel:
     """Read the model, build the decoder and allocate the pool; raises ConfigError."""
     began = time.monotonic()
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(config.num_threads or max(1, torch.get_num_threads() // config.num_ranks))
     device = choose_device(config)
-    ranks = join_ranks(config)
+    ranks = join_ranks(config, device)
     model, open_source = _open_model(config)
     ranks.check({"num_attention_heads": model.num_heads, "num_key_value_heads": model.num_kv_heads})
     dtype: torch.dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
@@ -58,7 +57,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         source = open_source(device, dtype)
         decoder = build_decoder(model, Weights(source, device, dtype, rank=ranks.rank, num_ranks=ranks.count))
         bytes_per_token = kv_bytes_per_token(model, dtype) // ranks.count
-        num_slots = ranks.least(choose_num_slots(config, bytes_per_token, device))
+        num_slots = min(ranks.each(choose_num_slots(config, bytes_per_token, device)))
         pool = allocate_pool(model, num_slots, dtype, device, ranks.count)
     max_context = min(config.max_context_tokens or model.max_context_tokens, model.max_context_tokens, num_slots)
     rows = Rows(config.max_running_requests, max_context, padding_slot=num_slots)
@@ -74,7 +73,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         max_context_tokens=max_context,
         kv_bytes_per_token=bytes_per_token,
         fingerprint=model_fingerprint(Path(config.model), _load_name(config)),
-        layout=kv_layout(model, dtype, ranks.count),
+        layout=kv_layout(model, dtype),
         load_s=time.monotonic() - began,
         ranks=ranks,
     )

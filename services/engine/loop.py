@@ -3,27 +3,32 @@
 With the backend's pipeline depth 0 a step is handled in the turn that launched it. With depth 1 the next step is
 launched first, so that the device works while the host handles results; what the host learns one step late (a stop
 token) makes that step compute one token past the end, which is dropped.
+
+Of several ranks each runs this loop. What a turn begins with comes from rank 0 (`agreement`); between turns a rank only
+moves pages and tells notes of it.
 """
 
-import gc
 import logging
 import time
+import zlib
 from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from services.common.ipc import IPC_PROTOCOL, Alive, Command, Counters, EngineReady, Event
+from services.common.ipc import IPC_PROTOCOL, Command, EngineReady, Event
 from services.engine.admission import Admission
+from services.engine.agreement import RankLostError, Turn
 from services.engine.arrays import Ints
 from services.engine.arrivals import Arrivals
 from services.engine.batch import Batch
-from services.engine.channel import ALIVE_S, Channel
 from services.engine.commands import CommandHandler
 from services.engine.config import EngineConfig
 from services.engine.counters import EngineCounters
 from services.engine.grammars import open_grammars
+from services.engine.hearing import NoteHandler
 from services.engine.host_setup import open_host_cache
 from services.engine.jobs import Sequence
 from services.engine.kv_cache import KvCache
@@ -40,8 +45,6 @@ from services.engine.transfer_setup import TransferEnd
 
 log = logging.getLogger(__name__)
 
-_GRAMMAR_POLL_S = 0.001
-
 
 class _Launched(NamedTuple):
     batch: Batch
@@ -55,26 +58,27 @@ class Engine:
     def __init__(self, config: EngineConfig, model: LoadedModel, transfer: TransferEnd | None = None) -> None:
         self._model = model
         self._config = config
-        grammars = open_grammars(
-            Path(config.model).expanduser(), model.config.vocab_size, model.config.eos_token_ids,
-            refusal="grammars need an engine of one rank" if config.num_ranks > 1 else None,
-        )  # fmt: skip
+        grammars = open_grammars(Path(config.model).expanduser(), model.config.vocab_size, model.config.eos_token_ids)
+        self._agreement = model.ranks.agreement
         counters, kv = EngineCounters(), KvCache(model.num_slots, prefix_cache=config.prefix_cache)
-        self.state = EngineState(model.rows, kv, grammars, open_host_cache(config, model, counters), counters)
+        host = open_host_cache(config, model, counters)
+        self.state = EngineState(model.rows, kv, grammars, host, counters, self._agreement)
         self._restores = Restores(self.state)
         self._builder = StepBuilder(model.rows, config.chunk_tokens, config.push_tail_tokens)
         self._room = RoomMaker(self.state, self._restores)
         self._results = ResultHandler(self.state)
         self._runner = model.runner
-        self.ranks = model.ranks
         self._transfer = transfer
         self._pushes, self._arrivals = self._open_transfer(transfer)
         admission = Admission(self.state, self._restores, model.config.vocab_size)
         self._commands = CommandHandler(self.state, admission, self._pushes, self._arrivals)
+        self._notes = NoteHandler(self.state, self._pushes, self._arrivals)
         depth = config.pipeline_depth
         self._depth = model.runner.backend.pipeline_depth if depth is None else depth
         self._launched: deque[_Launched] = deque()
         self._is_idle = True
+        self._drawn = 0
+        """Checksum of all ids handled."""
         self.step = 0
 
     def _open_transfer(self, transfer: TransferEnd | None) -> tuple[Pushes | None, Arrivals | None]:
@@ -83,11 +87,10 @@ class Engine:
             return None, None
         self.state.pages = transfer.pages
         if transfer.sender is not None:
-            pushes = Pushes(self.state, backend, transfer.pages, transfer.sender, transfer.depth)
-            self.state.on_end.append(pushes.forget)
+            pushes = Pushes(self.state, backend, transfer)
+            self.state.last_word = pushes.end
             return pushes, None
-        assert transfer.receiver is not None
-        arrivals = Arrivals(self.state, self._runner, transfer.receiver, self._model.config.vocab_size)
+        arrivals = Arrivals(self.state, self._runner, transfer, self._model.config.vocab_size)
         self.state.on_end.append(arrivals.forget)
         return None, arrivals
 
@@ -106,15 +109,26 @@ class Engine:
             chunk_tokens=self._config.chunk_tokens,
             transfer_ports=() if self._transfer is None else self._transfer.ports,
             backend=model.runner.backend.name,
-            kv_bytes_per_token=model.kv_bytes_per_token,
+            kv_bytes_per_token=model.kv_bytes_per_token * self._agreement.count,
             load_s=model.load_s,
         )
 
     @property
     def has_work(self) -> bool:
         """Whether another turn would compute or report something without a command."""
-        copying = any(part is not None and part.busy for part in (self._pushes, self._arrivals, self._restores))
-        return bool(copying or self._launched or self.state.prefilling or self.state.rows.remaining.any())
+        return self.is_copying or self._must_turn
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether the device still moves KV between slots and pages."""
+        return any(part is not None and part.busy for part in (self._pushes, self._arrivals))
+
+    @property
+    def _must_turn(self) -> bool:
+        """Whether all ranks together have something to do."""
+        can_join = self._arrivals is not None and self._arrivals.can_join
+        waiting = can_join or self._restores.busy or self._launched or self.state.prefilling
+        return bool(waiting or self.state.rows.remaining.any())
 
     @property
     def is_empty(self) -> bool:
@@ -133,22 +147,64 @@ class Engine:
 
     @torch.inference_mode()
     def turn(self, commands: list[Command]) -> list[Event]:
-        """Apply commands, launch one step, handle what is due; returns the events to send, in order."""
-        for command in commands:
+        """Rank 0: have all ranks apply commands, launch one step, handle what is due.
+
+        Returns the events to send, in order. Raises RankLostError when a rank takes no turns any more.
+        """
+        self._pump()
+        if self._agreement.count > 1 and not (commands or self._agreement.has_notes or self._must_turn):
+            return []  # nothing that the others would have to know
+        self._take(self._agreement.begin(commands, self._drawn))
+        events, self.state.events = self.state.events, []
+        return events
+
+    @torch.inference_mode()
+    def follow(self) -> bool:
+        """Another rank: take the turns that have begun and move pages. Whether there was a turn.
+
+        Raises RankLostError when rank 0 drew other tokens than this rank.
+        """
+        turn = self._agreement.next()
+        if turn is not None:
+            if turn.drawn != self._drawn:
+                raise RankLostError("rank 0 drew other tokens than this rank: they compute different things")
+            self._take(turn)
+            self.state.events.clear()
+        self._pump()
+        self._agreement.send_notes()
+        return turn is not None
+
+    def _take(self, turn: Turn) -> None:
+        for command in turn.commands:
             self._commands.apply(command)
+        for rank, note in turn.notes:
+            self._notes.hear(rank, note)
+        self._hear_alone()
         self.state.refuse_grammars()
         if self._arrivals is not None:
-            self._arrivals.turn()
+            self._arrivals.join_complete()
         self._restores.turn()
         batch = self._launch()
         self._is_idle = batch is None
         while self._launched and (batch is None or len(self._launched) > self._depth):
             self._handle(self._launched.popleft())
         if self._pushes is not None:
-            self._pushes.turn()
+            self._pushes.pump()
+        self._hear_alone()
         self.state.tell_cache_changes()
-        events, self.state.events = self.state.events, []
-        return events
+
+    def _pump(self) -> None:
+        """What a rank does at its own time: move pages, and tell of what has come about."""
+        for part in (self._pushes, self._arrivals):
+            if part is not None:
+                part.pump()
+        for done in self.state.grammars.poll():
+            self._agreement.tell(done)
+
+    def _hear_alone(self) -> None:
+        while notes := self._agreement.alone():
+            for note in notes:
+                self._notes.hear(0, note)
 
     def _launch(self) -> Batch | None:
         decode = self._room.decoding_rows()
@@ -173,7 +229,9 @@ class Engine:
             self.state.finish_prompt(job)
 
     def _handle(self, launched: _Launched) -> None:
-        self._results.handle(launched.batch, launched.result, time.monotonic() - launched.began)
+        ids = self._results.handle(launched.batch, launched.result, time.monotonic() - launched.began)
+        if self._agreement.count > 1:
+            self._drawn = zlib.crc32(np.array(ids, np.int32).tobytes(), self._drawn)
         if self._pushes is not None:
             for job in launched.batch.finished_prompts():
                 self._pushes.computed(job)
@@ -186,36 +244,3 @@ class Engine:
 
     def _sequences(self, decode: Ints) -> list[Sequence]:
         return [s for row in decode.tolist() if (s := self.state.sequence_of[row]) is not None]
-
-
-def follow(engine: Engine) -> None:
-    """Take rank 0's turns until its Shutdown, on a rank above it. Raises what breaks the engine or the connection."""
-    while not engine.stopped:
-        engine.turn(engine.ranks.share([]))
-
-
-def serve(engine: Engine, channel: Channel) -> None:
-    """Run until Shutdown. Raises what breaks the engine, or ControlProcessLostError."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()  # a collection in the loop is a pause for every stream; idle turns collect
-    channel.send([engine.ready()])
-    told, was_empty = time.monotonic(), True
-    while not engine.stopped:
-        commands = engine.ranks.share(channel.receive())
-        with channel.stepping():
-            events = engine.turn(commands)
-        now = time.monotonic()
-        if now - told >= ALIVE_S or engine.is_empty != was_empty:
-            told = now
-            usage = engine.state.usage()
-            channel.note(engine.step, usage)
-            events += [Counters(engine.state.counters.values()), Alive(engine.step, 0.0, usage)]
-        if events:
-            channel.send(events)
-        was_empty = engine.is_empty
-        if not engine.has_work:
-            channel.wait(ALIVE_S)
-            gc.collect(1)
-        elif engine.only_waits:
-            channel.wait(_GRAMMAR_POLL_S)

@@ -25,6 +25,8 @@ def kv_bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
 def choose_num_slots(config: EngineConfig, bytes_per_token: int, device: torch.device) -> int:
     """`num_kv_tokens`, else what `memory_fraction` of the free memory holds. Raises ConfigError when none."""
     free = _free_bytes(device)
+    if device.type == "cpu":
+        free //= config.num_ranks  # they share the machine's memory
     if config.num_kv_tokens is not None:
         need = config.num_kv_tokens * bytes_per_token
         if need > free:

@@ -5,10 +5,13 @@ import signal
 import sys
 
 from services.common.log import configure_logging
-from services.engine.channel import Channel, ControlProcessLostError
+from services.engine.agreement import RankLostError
+from services.engine.channel import Channel
 from services.engine.config import ConfigError, EngineConfig, config_from_argv
+from services.engine.lifeline import ControlProcessLostError, Lifeline
 from services.engine.load import load_model
-from services.engine.loop import Engine, follow, serve
+from services.engine.loop import Engine
+from services.engine.serving import follow, serve
 from services.engine.transfer_setup import open_transfer
 
 log = logging.getLogger("services.engine")
@@ -23,12 +26,13 @@ def run_process(arguments: list[str]) -> int:
     sys.setswitchinterval(1e-4)  # the default of 5 ms is longer than a step
     try:
         config = config_from_argv(arguments)
-        configure_logging(f"{config.worker_id} engine", level=config.log_level, format=config.log_format)
-        run(config, lifeline=sys.stdin.fileno() if arguments == ["-"] else None)
+        name = f"{config.worker_id} engine" if config.num_ranks == 1 else f"{config.worker_id} rank {config.rank}"
+        configure_logging(name, level=config.log_level, format=config.log_format)
+        run(config, Lifeline(sys.stdin.fileno() if arguments == ["-"] else None))
     except ConfigError as error:
         log.error("%s", error)  # noqa: TRY400  the message is for a person; a traceback would bury it
         return 2
-    except ControlProcessLostError as error:
+    except (ControlProcessLostError, RankLostError) as error:
         log.error("ending: %s", error)  # noqa: TRY400
         return 1
     except Exception:  # the process's main: die once, loudly
@@ -37,19 +41,21 @@ def run_process(arguments: list[str]) -> int:
     return 0
 
 
-def run(config: EngineConfig, lifeline: int | None) -> None:
+def run(config: EngineConfig, lifeline: Lifeline) -> None:
     """Load the model, connect to the control process and serve it until Shutdown or the end of `lifeline`."""
     model = load_model(config)
     transfer = open_transfer(config, model)
     try:
         engine = Engine(config, model, transfer)
-        if config.rank > 0:
-            follow(engine)
-            return
         if model.runner.backend.name == "cuda":  # small machines save the memory until somebody wants a grammar
             engine.state.grammars.warm()
-        wake_fds = [] if transfer is None else [transfer.wake_fd]
-        with Channel(config.endpoint, wake_fds, lifeline) as channel:
+        wake = [] if transfer is None else [transfer.wake_fd]
+        others = model.ranks.agreement.socket
+        if config.rank > 0:
+            assert others is not None
+            follow(engine, others, wake, lifeline)
+            return
+        with Channel(config.endpoint, [*wake, *(() if others is None else (others,))], lifeline) as channel:
             serve(engine, channel)
     finally:
         model.ranks.close()

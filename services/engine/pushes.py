@@ -1,10 +1,14 @@
 """KV on its way out of a prefill engine: pages filled as chunks are computed, one push a placed job (R2, R3).
 
-    Place ── KV computed so far ──> gather into free pages ──> KvSender ── all landed ──> PushDone
-                                                                   └─ any other outcome ──> TransferFailed
+    Place ── KV computed so far ──> gather into free pages ──> KvSender ── all landed, from every rank ──> PushDone
+                                                                   └─ any other outcome, of any rank ──> TransferFailed
 
 A job may be placed before, during or after its compute, and again after a failure, under the key of the new attempt.
 Its slots are free as soon as it ends, since UCX reads pages only; its Ended waits until those pages are back.
+
+Each rank sends the KV heads that it holds, to those ranks of the peer that hold them too: to its counterpart, to
+several, or to one that others send to as well. How far it is with that is its own; that a push is done or has failed is
+a note that all ranks hear.
 """
 
 import logging
@@ -14,12 +18,14 @@ from dataclasses import dataclass
 
 from services.common import ipc
 from services.engine.jobs import Job, JobState
+from services.engine.notes import PagesBack, PairLost, PairProven, PushOver
+from services.engine.pairs import Pairs
 from services.engine.runner import Copy, Device
 from services.engine.state import EngineState
-from services.engine.transfer.events import PeerAddress, PeerLost, PeerProven, Pushed, PushOutcome
+from services.engine.transfer.events import PeerLost, PeerProven, Pushed, PushOutcome
 from services.engine.transfer.layout import PageLayout
 from services.engine.transfer.pages import Page, PagePool
-from services.engine.transfer.sender import KvSender
+from services.engine.transfer_setup import TransferEnd
 
 log = logging.getLogger(__name__)
 
@@ -32,19 +38,39 @@ _FAILURE_KINDS = {
 
 
 @dataclass(slots=True, eq=False)
+class _Stream:
+    """What one rank of the peer gets. `next_token` is the first one whose KV has not been gathered."""
+
+    remote: str
+    first_head: int
+    layout: PageLayout
+    next_token: int
+
+
+@dataclass(slots=True, eq=False)
 class _Push:
-    """One Place. `next_token` is the first one whose KV has not been gathered."""
+    """One Place."""
 
     job: Job
     peer_id: str
     key: ipc.AttemptKey
-    next_token: int
+    streams: tuple[_Stream, ...]
     began: float
     num_pages: int = 0
-    """Gathered and not yet reported by the sender."""
+    """Gathered here and not yet reported by the sender."""
     num_bytes: int = 0
+    told: bool = False
+    """Over as far as this rank knows; all ranks will hear."""
+    num_ranks_done: int = 0
+    total_bytes: int = 0
+    """Of the ranks that are done."""
     over: bool = False
-    """Done, failed or replaced: what is still reported of it is only counted."""
+    """Done, failed or replaced, on every rank: what is still reported of it is only counted."""
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether all that this rank has to send has been gathered."""
+        return all(stream.next_token >= len(self.job.tokens) for stream in self.streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +78,10 @@ class _Gathering:
     """A page that the device still fills."""
 
     push: _Push
+    remote: str
     start: int
     num_tokens: int
+    num_bytes: int
     page: Page
     copy: Copy
 
@@ -61,20 +89,25 @@ class _Gathering:
 class Pushes:
     """Owned by the loop of a prefill engine."""
 
-    def __init__(self, state: EngineState, backend: Device, pool: PagePool, sender: KvSender, depth: int) -> None:
+    def __init__(self, state: EngineState, backend: Device, transfer: TransferEnd) -> None:
+        assert transfer.sender is not None
         self._state = state
         self._backend = backend
-        self._pool = pool
-        self._sender = sender
-        self._depth = depth
+        self._pool: PagePool = transfer.pages
+        self._sender = transfer.sender
+        self._depth = transfer.depth
+        self._ranks = state.agreement.count
+        tell = state.agreement.tell
+        self._pairs = Pairs(transfer.sender, transfer.num_kv_heads, state.agreement.rank, self._ranks, tell, state.say)
+        self._tell = tell
         self._pages_of: Counter[str] = Counter()
-        """Pages under way by peer: one that hangs does not take them all."""
+        """Pages under way by connection: one that hangs does not take them all."""
         self._layout = PageLayout.of(backend.pool)
-        self._page_tokens = self._layout.tokens_per_page(pool.page_bytes)
         self._active: dict[int, _Push] = {}  # by job id
         self._by_key: dict[ipc.AttemptKey, _Push] = {}
         self._gathering: list[_Gathering] = []
         self._computed_at: dict[int, float] = {}  # by job id: when its prompt was done
+        self._num_ranks_clear: Counter[int] = Counter()  # by job id, of jobs that have ended
 
     @property
     def busy(self) -> bool:
@@ -83,12 +116,11 @@ class Pushes:
 
     def connect(self, command: ipc.ConnectPeer) -> None:
         """Reach and prove a decode engine: PeerProven or PeerLost follows."""
-        address = PeerAddress(command.peer_id, command.host, command.ports[0], command.incarnation, command.group)
-        self._sender.connect(address)
+        self._pairs.connect(command)
 
     def drop_peer(self, command: ipc.DropPeer) -> None:
         """Close a connection: PeerLost follows, and TransferFailed for its pushes."""
-        self._sender.disconnect(command.peer_id)
+        self._pairs.drop(command.peer_id)
 
     def place(self, command: ipc.Place) -> None:
         """Begin to push a job's KV; an earlier push of it ends."""
@@ -96,95 +128,140 @@ class Pushes:
         if job is None or not job.hand_over or job.state is JobState.ENDING:
             return
         self._stop(job)
-        push = _Push(job, command.peer_id, command.key, command.skip_tokens, time.monotonic())
+        streams = tuple(
+            _Stream(each.name, each.first_head, self._layout.of_heads(each.num_heads), command.skip_tokens)
+            for each in self._pairs.remotes(command.peer_id)
+        )
+        push = _Push(job, command.peer_id, command.key, streams, time.monotonic())
         self._active[job.job_id] = self._by_key[command.key] = push
+        if not streams:
+            self._tell_over(push, PushOutcome.LOST)
         log.debug("push of %s to %s", job.key.request_id, command.peer_id, extra={"request_id": job.key.request_id})
 
-    def forget(self, job: Job) -> None:
-        """The job ends: nothing more of it is gathered or sent."""
+    def end(self, job: Job) -> None:
+        """The job ends: nothing more of it is gathered or sent; Ended is said once all pages of it are back."""
         self._stop(job)
         self._computed_at.pop(job.job_id, None)
+        if job.num_pages_moving == 0:
+            self._tell(PagesBack(job.job_id))
 
     def computed(self, job: Job) -> None:
         """The job's prompt is done; time from here to the last byte is exposed."""
         self._computed_at[job.job_id] = time.monotonic()
 
-    def turn(self) -> None:
+    def pump(self) -> None:
         """Take what the sender reports, and gather what has been computed into free pages."""
         for event in self._sender.poll():
             match event:
                 case Pushed():
                     self._pushed(event)
                 case PeerProven():
-                    self._state.events.append(ipc.PeerProven(event.peer_id, event.lane, event.gb_per_s))
+                    self._pairs.on_proven(event)
                 case PeerLost():
-                    self._state.events.append(ipc.PeerLost(event.peer_id, f"{event.reason.value}: {event.detail}"))
+                    self._pairs.on_lost(event)
         self._send_gathered()
-        for push in list(self._active.values()):
+        for push in self._active.values():
             self._advance(push)
         self._send_gathered()
 
+    def hear(self, note: PairProven | PairLost | PushOver | PagesBack) -> None:
+        """What a rank told."""
+        match note:
+            case PushOver():
+                self._hear_over(note)
+            case PagesBack(job_id=job_id):
+                self._num_ranks_clear[job_id] += 1
+                if self._num_ranks_clear[job_id] == self._ranks:
+                    del self._num_ranks_clear[job_id]
+                    self._state.say_ended(self._state.jobs[job_id])
+            case _:
+                self._pairs.hear(note)
+
     def _advance(self, push: _Push) -> None:
         """Gather whole pages, and the rest of a chunk when nothing more of it can come."""
-        job = push.job
-        while push.next_token < job.num_computed:
-            n = min(self._page_tokens, job.num_computed - push.next_token)
-            page = self._pool.acquire() if self._pages_of[push.peer_id] < self._depth else None
-            if page is None:
-                return  # the sender's next report frees one
-            assert job.holding is not None
-            slots = job.holding.slots[push.next_token : push.next_token + n]
-            copy = self._backend.gather(slots, self._layout.view(page.buffer, n))
-            self._gathering.append(_Gathering(push, push.next_token, n, page, copy))
-            push.next_token += n
-            push.num_pages += 1
-            self._pages_of[push.peer_id] += 1
-            job.num_pages_moving += 1
-        if push.num_pages == 0 and push.next_token >= len(job.tokens):
-            self._done(push)  # nothing to send: the peer held it all
+        if push.told:
+            return
+        for stream in push.streams:
+            while stream.next_token < push.job.num_computed and self._gather(push, stream):
+                pass
+        if push.num_pages == 0 and push.is_gathered:
+            self._tell_over(push, None)  # nothing to send: the peer held it all
+
+    def _gather(self, push: _Push, stream: _Stream) -> bool:
+        """Gather one page; False when there is none: the sender's next report frees one."""
+        job, start, layout = push.job, stream.next_token, stream.layout
+        page = self._pool.acquire() if self._pages_of[stream.remote] < self._depth else None
+        if page is None:
+            return False
+        n = min(layout.tokens_per_page(self._pool.page_bytes), job.num_computed - start)
+        assert job.holding is not None
+        copy = self._backend.gather(
+            job.holding.slots[start : start + n], layout.view(page.buffer, n), stream.first_head
+        )
+        self._gathering.append(_Gathering(push, stream.remote, start, n, n * layout.token_bytes, page, copy))
+        stream.next_token += n
+        push.num_pages += 1
+        self._pages_of[stream.remote] += 1
+        job.num_pages_moving += 1
+        return True
 
     def _send_gathered(self) -> None:
         waiting: list[_Gathering] = []
         for each in self._gathering:
             if not each.copy.done():
                 waiting.append(each)
-            elif each.push.over:
+            elif each.push.told or each.push.over:
                 each.page.release()
-                self._page_is_back(each.push)
+                self._page_is_back(each.push, each.remote)
             else:
-                num_bytes = each.num_tokens * self._layout.token_bytes
-                push = each.push
-                self._sender.push(push.peer_id, push.key, each.start, each.num_tokens, each.page, num_bytes)
+                self._sender.push(each.remote, each.push.key, each.start, each.num_tokens, each.page, each.num_bytes)
         self._gathering = waiting
 
     def _pushed(self, event: Pushed) -> None:
         push = self._by_key.get(event.key)
         if push is None:
             return
-        if not push.over:
-            push.num_bytes += event.num_bytes
-            if event.outcome is not PushOutcome.LANDED:
-                self._fail(push, event.outcome)
-        self._page_is_back(push)
+        push.num_bytes += event.num_bytes
+        if event.outcome is not PushOutcome.LANDED and not push.over:
+            self._tell_over(push, event.outcome)
+        self._page_is_back(push, event.peer_id)
 
-    def _page_is_back(self, push: _Push) -> None:
+    def _page_is_back(self, push: _Push, remote: str) -> None:
         push.num_pages -= 1
-        self._pages_of[push.peer_id] -= 1
+        self._pages_of[remote] -= 1
         push.job.num_pages_moving -= 1
         if push.num_pages == 0:
             if push.over:
                 self._by_key.pop(push.key, None)
-            elif push.next_token >= len(push.job.tokens):
-                self._done(push)
+            elif push.is_gathered:
+                self._tell_over(push, None)
         if push.job.state is JobState.ENDING and push.job.num_pages_moving == 0:
-            self._state.say_ended(push.job)
+            self._tell(PagesBack(push.job.job_id))
+
+    def _tell_over(self, push: _Push, failure: PushOutcome | None) -> None:
+        """All of this rank's part has landed, or some of it never will; the first word stands."""
+        if not push.told:
+            push.told = True
+            self._tell(PushOver(push.key, push.num_bytes, None if failure is None else failure.value))
+
+    def _hear_over(self, note: PushOver) -> None:
+        push = self._by_key.get(note.key)
+        if push is None or push.over:
+            return
+        if note.failure is not None:
+            self._fail(push, PushOutcome(note.failure))
+            return
+        push.num_ranks_done += 1
+        push.total_bytes += note.num_bytes
+        if push.num_ranks_done == self._ranks:
+            self._done(push)
 
     def _done(self, push: _Push) -> None:
         now = time.monotonic()
         computed_at = self._computed_at.get(push.job.job_id, now)
         exposed = now - max(computed_at, push.began)
-        self._state.events.append(ipc.PushDone(push.job.job_id, push.num_bytes, now - push.began, exposed))
-        self._state.counters.pushed_bytes += push.num_bytes
+        self._state.events.append(ipc.PushDone(push.job.job_id, push.total_bytes, now - push.began, exposed))
+        self._state.counters.pushed_bytes += push.total_bytes
         self._state.counters.pushes += 1
         self._end(push)
 

@@ -1,26 +1,47 @@
 """Tensor parallel ranks of one engine: each holds its share of the heads and of the MLPs, and takes the same turns.
 
-Rank 0 hears the control process and passes every turn's commands on; from the same commands every rank makes the same
-steps, rows and slots, so nothing else has to agree. Sums over ranks are equal on all of them to the last bit, and
-sampling noise is a function of the sequence: they draw the same tokens.
+Rank 0 hears the control process and begins every turn (`agreement`). Sums over ranks are equal on all of them to the
+last bit, and sampling noise is a function of the sequence: each rank samples for itself and draws the same tokens, so
+that no step waits for ids from another rank. A checksum in every turn ends the engine should they ever differ.
+
+The ranks of an engine are processes of one host. They meet in a folder of their own, made for one start: torch's store
+is a file in it and the sockets lie beside, so there is no port to choose that somebody else could take meanwhile.
 """
+
+import os
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from services.common.ipc import Command, decode_commands, encode
+from services.engine.agreement import Agreement
 from services.engine.config import ConfigError, EngineConfig
+
+_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",  # one host: whatever its name resolves to is not asked
+    "NCCL_NVLS_ENABLE": "0",
+    # NVLink multicast: at the sizes of a decode step it buys nothing here, and it needs a fabric that every host of a
+    # cluster would have to have in order.
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
 
 
 class Ranks:
     """This process's place among them; made once by whoever loads the model. With one rank nothing is sent."""
 
-    def __init__(self, rank: int = 0, count: int = 1, rendezvous: str = "") -> None:
-        """Join the others at `rendezvous`, a `tcp://host:port` or `file://path` that all name; waits for them."""
+    def __init__(self, rank: int = 0, count: int = 1, folder: str = "", device: torch.device | None = None) -> None:
+        """Join the others in `folder`, which all name; waits for them."""
         self.rank, self.count = rank, count
+        self.agreement = Agreement(rank, count, folder)
         if count > 1:
-            dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=count)
+            for name, value in _ENVIRONMENT.items():
+                os.environ.setdefault(name, value)
+            on_cuda = device is not None and device.type == "cuda"
+            store = f"file://{Path(folder).resolve() / 'store'}"
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if on_cuda else "gloo", init_method=store, rank=rank, world_size=count
+            )
 
     def check(self, counts: dict[str, int]) -> None:
         """Raise ConfigError naming a count that cannot be split evenly."""
@@ -34,32 +55,21 @@ class Ranks:
             dist.all_reduce(x)
         return x
 
-    def least(self, n: int) -> int:
-        """Return the smallest n of all ranks."""
+    def each(self, n: int) -> list[int]:
+        """Return every rank's n, in the order of ranks."""
         if self.count == 1:
-            return n
-        value = torch.tensor([n])
-        dist.all_reduce(value, dist.ReduceOp.MIN)
-        return int(value)
-
-    def share(self, commands: list[Command]) -> list[Command]:
-        """Return rank 0's commands of this turn, on every rank; others wait for them."""
-        if self.count == 1:
-            return commands
-        frame = torch.frombuffer(bytearray(encode(commands)), dtype=torch.uint8) if self.rank == 0 else None
-        size = torch.tensor([0 if frame is None else len(frame)])
-        dist.broadcast(size, 0)
-        if frame is None:
-            frame = torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(frame, 0)
-        return commands if self.rank == 0 else decode_commands(frame.numpy().tobytes())
+            return [n]
+        values = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+        dist.all_gather(values, torch.tensor([n]))
+        return [int(value) for value in values]
 
     def close(self) -> None:
         """Leave the others."""
+        self.agreement.close()
         if self.count > 1:
             dist.destroy_process_group()
 
 
-def join_ranks(config: EngineConfig) -> Ranks:
+def join_ranks(config: EngineConfig, device: torch.device) -> Ranks:
     """Join the ranks that the configuration names."""
-    return Ranks(config.rank, config.num_ranks, config.rendezvous)
+    return Ranks(config.rank, config.num_ranks, config.rendezvous, device)

@@ -14,13 +14,17 @@ class ResultHandler:
     def __init__(self, state: EngineState) -> None:
         self._state = state
 
-    def handle(self, batch: Batch, result: StepResult, step_s: float) -> None:
-        """Report a step; sequences that end are gone when this returns. `step_s` is what the step took."""
+    def handle(self, batch: Batch, result: StepResult, step_s: float) -> list[int]:
+        """Report a step; sequences that end are gone when this returns. `step_s` is what the step took.
+
+        Returns the ids that were drawn, in the order of the batch's samples.
+        """
         state = self._state
         at = len(state.events)  # what ends is said after the tokens that ended it
         logprobs = result.logprobs()
         outputs: list[SequenceOutput] = []
-        for i, (sample, token_id) in enumerate(zip(batch.samples, result.token_ids(), strict=True)):
+        ids = result.token_ids()
+        for i, (sample, token_id) in enumerate(zip(batch.samples, ids, strict=True)):
             if sample.sequence.gone:
                 state.counters.tokens_past_end += 1
                 continue
@@ -37,6 +41,7 @@ class ResultHandler:
         state.events.insert(at, done)
         state.counters.output_tokens += len(outputs)
         state.counters.evicted_tokens = state.kv.num_evicted
+        return ids
 
     def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
         job, index = sequence.job, len(sequence.outputs)

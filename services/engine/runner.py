@@ -57,11 +57,14 @@ class Device(Protocol):
     pool: Tensor
     """[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]; heads of K come first, then V."""
 
-    def gather(self, slots: Ints, page: Tensor) -> Copy:
-        """Copy the KV of `slots` [n] into `page` [num_layers, n, 2 * num_kv_heads, head_dim], on the compute stream."""
+    def gather(self, slots: Ints, page: Tensor, first_head: int = 0) -> Copy:
+        """Copy the KV of `slots` [n] into `page` [num_layers, n, 2 * h, head_dim], on the compute stream.
+
+        The page holds heads [first_head, first_head + h) of the pool.
+        """
         ...
 
-    def scatter(self, page: Tensor, slots: Ints) -> Copy:
+    def scatter(self, page: Tensor, slots: Ints, first_head: int = 0) -> Copy:
         """The reverse of `gather`."""
         ...
 

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from services.common.ipc import AttemptKey, CacheChanged, Deferred, Ended, Event, GrammarRefused, Usage
+from services.engine.agreement import Agreement
 from services.engine.arrays import Ints
 from services.engine.counters import EngineCounters
 from services.engine.grammars import Grammars
@@ -27,12 +28,14 @@ class EngineState:
     """
 
     def __init__(
-        self, rows: Rows, kv: KvCache, grammars: Grammars, host: HostCache, counters: EngineCounters
+        self, rows: Rows, kv: KvCache, grammars: Grammars, host: HostCache, counters: EngineCounters,
+        agreement: Agreement,
     ) -> None:  # fmt: skip
         self.rows = rows
         self.kv = kv
         self.host = host
         self.grammars = grammars
+        self.agreement = agreement
         self.jobs: dict[int, Job] = {}
         self.prefilling: list[Job] = []
         """In the order of admission."""
@@ -44,6 +47,12 @@ class EngineState:
         """Of the KV transfer, where there is one."""
         self.on_end: list[Callable[[Job], None]] = []
         """Told of each job that ends; the KV transfer and the host cache forget it."""
+        self.last_word: Callable[[Job], None] = self.say_ended
+        """Has Ended said of a job of which nothing but transfer pages is left."""
+
+    def say(self, event: Event) -> None:
+        """Have an event sent with this turn's."""
+        self.events.append(event)
 
     def usage(self) -> Usage:
         """Slots and pages by state."""
@@ -166,8 +175,7 @@ class EngineState:
             job.row = None
         for forget in self.on_end:
             forget(job)
-        if job.num_pages_moving == 0:
-            self.say_ended(job)
+        self.last_word(job)
 
     def say_ended(self, job: Job) -> None:
         """Nothing is left of an ENDING job."""

@@ -39,15 +39,16 @@ class Compiler(Protocol):
 class Ticket:
     """One source on its way; shared by all jobs that want it."""
 
+    number: int
+    """The same on every rank."""
     work: Future[Compiled]
     started_at: float | None = None
     """When a thread took it up."""
+    num_ranks_ready: int = 0
+    is_ready: bool = False
+    """Whether `compiled` can be had, on every rank."""
     error: str | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `compiled` can be had."""
-        return self.error is None and self.work.done() and self.work.exception() is None
+    """Why it will never be ready, on any rank."""
 
     @property
     def compiled(self) -> Compiled:
@@ -55,11 +56,10 @@ class Ticket:
         return self.work.result(timeout=0)
 
     def problem(self, now: float) -> str | None:
-        """Why it will never be ready, once that is known."""
-        if self.error is None:
-            if self.work.done():
-                error = self.work.exception()
-                self.error = None if error is None else str(error)
-            elif self.started_at is not None and now - self.started_at > LIMIT_S:
-                self.error = f"takes longer than {LIMIT_S:.0f} s to compile"
-        return self.error
+        """Why it will never be ready here, once that is known."""
+        if self.work.done():
+            error = self.work.exception()
+            return None if error is None else str(error)
+        if self.started_at is not None and now - self.started_at > LIMIT_S:
+            return f"takes longer than {LIMIT_S:.0f} s to compile"
+        return None

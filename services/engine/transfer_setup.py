@@ -9,6 +9,7 @@ from services.engine.config import ConfigError, EngineConfig
 from services.engine.load import LoadedModel
 from services.engine.transfer.config import TransferConfig
 from services.engine.transfer.device_memory import DeviceMemory
+from services.engine.transfer.heads import HeadRange
 from services.engine.transfer.lanes import Lane
 from services.engine.transfer.page_memory import HostMemory
 from services.engine.transfer.pages import PagePool
@@ -23,6 +24,7 @@ class TransferOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of `EngineConfig.transfer`; what is not here keeps the transfer's own default."""
 
     listen_port: int = 0
+    """Of rank 0; each rank listens on the next one. 0: the system chooses."""
     page_bytes: int = 4 << 20
     num_pages: int = 8
     depth: int = 4
@@ -40,14 +42,14 @@ class TransferEnd:
 
     pages: PagePool
     depth: int
-    group: str
+    num_kv_heads: int
+    """Of the model."""
+    heads: HeadRange
+    """Of this rank."""
     sender: KvSender | None = None
     receiver: KvReceiver | None = None
-
-    @property
-    def ports(self) -> tuple[int, ...]:
-        """Where KV may be sent to."""
-        return () if self.receiver is None else (self.receiver.port,)
+    ports: tuple[int, ...] = ()
+    """Where KV may be sent to, by rank."""
 
     @property
     def wake_fd(self) -> int:
@@ -70,7 +72,7 @@ def open_transfer(config: EngineConfig, model: LoadedModel) -> TransferEnd | Non
     group = group_name(model.fingerprint, model.layout, TRANSFER_PROTOCOL)
     try:
         options = msgspec.convert(config.transfer, TransferOptions)
-        settings = _settings(config, options, group)
+        settings = _settings(config, options, group, model.config.num_kv_heads)
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(f"transfer: {error}") from error
     if options.page_bytes < model.kv_bytes_per_token:
@@ -80,12 +82,15 @@ def open_transfer(config: EngineConfig, model: LoadedModel) -> TransferEnd | Non
     device = model.runner.backend.device
     memory = DeviceMemory(str(device)) if device.type == "cuda" else HostMemory()
     pages = PagePool(memory, options.num_pages, options.page_bytes)
+    num_kv_heads = model.config.num_kv_heads
     if config.role == "prefill":
-        return TransferEnd(pages, options.depth, group, sender=KvSender(settings, pages))
-    return TransferEnd(pages, options.depth, group, receiver=KvReceiver(settings, pages))
+        return TransferEnd(pages, options.depth, num_kv_heads, settings.heads, sender=KvSender(settings, pages))
+    receiver = KvReceiver(settings, pages)
+    ports = tuple(model.ranks.each(receiver.port))
+    return TransferEnd(pages, options.depth, num_kv_heads, settings.heads, receiver=receiver, ports=ports)
 
 
-def _settings(config: EngineConfig, options: TransferOptions, group: str) -> TransferConfig:
+def _settings(config: EngineConfig, options: TransferOptions, group: str, num_kv_heads: int) -> TransferConfig:
     if options.require_lane is not None and options.require_lane not in _LANES:
         raise ConfigError(f"transfer.require_lane is {options.require_lane!r}; allowed: {', '.join(_LANES)}")
     ucx = {"TLS": options.ucx_tls, "NET_DEVICES": options.ucx_net_devices}
@@ -93,8 +98,10 @@ def _settings(config: EngineConfig, options: TransferOptions, group: str) -> Tra
         peer_id=config.worker_id,
         incarnation=config.incarnation,
         group=group,
+        rank=config.rank,
+        heads=HeadRange.of_rank(num_kv_heads, config.rank, config.num_ranks),
         credit=options.depth,
-        listen_port=options.listen_port,
+        listen_port=options.listen_port and options.listen_port + config.rank,
         checksum=options.checksum,
         require_lane=None if options.require_lane is None else _LANES[options.require_lane],
         push_timeout_s=options.push_timeout_s,

@@ -99,7 +99,7 @@ class Worker:
         try:
             self.http_port = await self._listen(pages)
             model = await asyncio.to_thread(open_model, self._config)  # health answers while a model is downloaded
-            await self.engine.start(engine_config(self._config, self.identity, model.path))
+            await self.engine.start(engine_config(self._config, self.identity, model.path), self._config.tp)
             await self._run_engine(model)
         finally:
             await pages.stop()

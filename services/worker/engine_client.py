@@ -3,13 +3,12 @@
     starting --EngineReady--> up --stop()--> stopping --exit 0--> gone
         any of them --exit, overflow or nonsense on the socket--> EngineLostError
 
-Whatever goes wrong here is fatal to the worker: nothing is retried, `run` raises and the worker ends non-zero.
+An engine of several ranks is as many processes; commands and events go to and from rank 0. Whatever goes wrong here,
+with any of them, is fatal to the worker: nothing is retried, all are ended, `run` raises and the worker ends non-zero.
 """
 
 import asyncio
-import contextlib
 import logging
-import os
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ from services.common.ipc import (
     decode_events,
     encode,
 )
+from services.worker.rank_processes import RankProcesses
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +48,13 @@ class EngineLostError(RuntimeError):
 
 
 class EngineClient:
-    """Owns the engine process and its socket. Used by the worker's services; all calls come from the one event loop."""
+    """Owns the engine's processes and its socket. Used by the worker's services, all on the one event loop."""
 
     def __init__(self, *, command: tuple[str, ...] = ENGINE_COMMAND) -> None:
         self._command = command
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
-        self._process: asyncio.subprocess.Process | None = None
+        self._processes = RankProcesses()
         self._outbox: list[Command] = []
         self._stopping = False
         self._heard_at = time.monotonic()
@@ -63,10 +63,11 @@ class EngineClient:
         self.usage = Usage(0, 0, 0, 0, 0)
         self.step = 0
 
-    async def start(self, config: dict[str, Any]) -> None:
-        """Start the process; it is up when `run` has dispatched its EngineReady.
+    async def start(self, config: dict[str, Any], num_ranks: int = 1) -> None:
+        """Start a process for each rank; the engine is up when `run` has dispatched its EngineReady.
 
-        config: the engine's settings as JSON values (`services.worker.engine_config`); the endpoint is added here.
+        config: the engine's settings as JSON values (`services.worker.engine_config`); the endpoint is added here, and
+        each rank's place.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-")
         address = f"ipc://{Path(self._folder.name) / 'engine.sock'}"
@@ -74,12 +75,10 @@ class EngineClient:
             self._socket.setsockopt(option, HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(address)
-        self._process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE)
-        assert self._process.stdin is not None
-        # One line on stdin, since others can read argv. The pipe stays open: its end tells the engine that we are gone.
-        self._process.stdin.write(msgspec.json.encode({**config, "endpoint": address}) + b"\n")
+        whole = {**config, "endpoint": address}
+        places = [{"rank": rank, "num_ranks": num_ranks, "rendezvous": self._folder.name} for rank in range(num_ranks)]
+        await self._processes.start(self._command, [whole | place for place in places] if num_ranks > 1 else [whole])
         self._heard_at = time.monotonic()
-        log.info("engine started, pid %s", self._process.pid)
 
     @property
     def silent_s(self) -> float:
@@ -92,10 +91,9 @@ class EngineClient:
         return max(self.silent_s, self._busy_s)
 
     @property
-    def pid(self) -> int | None:
-        """The engine's process id while it runs."""
-        running = self._process is not None and self._process.returncode is None
-        return self._process.pid if running and self._process is not None else None
+    def pids(self) -> list[int]:
+        """Process ids of the ranks that run."""
+        return self._processes.pids
 
     def send(self, *commands: Command) -> None:
         """Publish commands without waiting; those of one turn of the loop travel in one frame, in order."""
@@ -105,7 +103,7 @@ class EngineClient:
 
     def _flush(self) -> None:
         frame, self._outbox = encode(self._outbox), []
-        if self._socket.closed or self.pid is None:
+        if self._socket.closed or not self.pids:
             return
         # With DONTWAIT the future is done at once: a full socket is an error here instead of a queue without end.
         sent = cast("asyncio.Future[object]", self._socket.send(frame, zmq.DONTWAIT))
@@ -115,15 +113,17 @@ class EngineClient:
 
     async def run(self, dispatch: Callable[[Event], None]) -> None:
         """Hand every event to `dispatch`, in order, until `stop`. Raises EngineLostError if the engine ends before."""
-        assert self._process is not None
-        exited = asyncio.create_task(self._process.wait())
+        exited = asyncio.create_task(self._processes.first_end())
         events = asyncio.create_task(self._receive(dispatch))
         try:
             await asyncio.wait({exited, events}, return_when=asyncio.FIRST_COMPLETED)
-            if events.done():
-                events.result()
             if not self._stopping:
-                raise EngineLostError(f"the engine ended with status {await exited}")
+                if events.done():
+                    events.result()
+                raise EngineLostError(await exited)
+        except EngineLostError:
+            self.kill()  # ranks that are left would wait for the one that is gone
+            raise
         finally:
             events.cancel()
             exited.cancel()
@@ -155,29 +155,24 @@ class EngineClient:
                 self.ready = event
 
     async def stop(self) -> int:
-        """Ask the engine to end, then make it. Returns its exit status."""
+        """Ask the engine to end, then make it. Returns its exit status, the first of its ranks' that is not 0."""
         self._stopping = True
-        if self._process is None:
-            self._close()
-            return 0
         if self.ready is None:
             self.kill()  # it is loading and hears nothing yet
         else:
             self.send(Shutdown())
         try:
-            return await asyncio.wait_for(self._process.wait(), _EXIT_GRACE_S)
+            return await asyncio.wait_for(self._processes.all_ended(), _EXIT_GRACE_S)
         except TimeoutError:
             log.error("the engine ignored Shutdown for %.0f s; killing it", _EXIT_GRACE_S)  # noqa: TRY400
             self.kill()
-            return await self._process.wait()
+            return await self._processes.all_ended()
         finally:
             self._close()
 
     def kill(self) -> None:
         """End the engine at once; `run` raises."""
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, 9)
+        self._processes.kill()
 
     def _close(self) -> None:
         self._socket.close()

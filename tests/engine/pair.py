@@ -9,7 +9,6 @@ from services.common import ipc
 from services.common.identity import group_name
 from tests.engine.driver import GREEDY
 from tests.engine.process import EngineProcess
-from tests.engine.tiny import EOS
 
 PAGES = {"page_bytes": 16 << 10, "num_pages": 4, "depth": 2, "checksum": True}
 
@@ -27,13 +26,12 @@ class Pair:
 
     def admit(self, prompt: tuple[int, ...], num_tokens: int, **changes: object) -> ipc.Admit:
         self.next_job += 1
-        values: dict[str, object] = {"choices": (0,), "output_ids": b""} | changes
+        values: dict[str, object] = {"choices": (0,), "output_ids": b"", "sampling": GREEDY} | changes
         return ipc.Admit(
             job_id=self.next_job,
             key=self.key(self.next_job),
             prompt_ids=ipc.pack_ids(list(prompt)),
-            sampling=GREEDY,
-            stop=ipc.EngineStop(max_new_tokens=num_tokens, stop_token_ids=(EOS,)),
+            stop=ipc.EngineStop(max_new_tokens=num_tokens, stop_token_ids=self.decode.ready.eos_token_ids),
             arrival=float(self.next_job),
             hand_over=True,
             **values,  # type: ignore[arg-type]

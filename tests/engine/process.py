@@ -14,33 +14,31 @@ import msgspec
 import zmq
 
 from services.common import ipc
+from services.engine.config import EngineConfig
 from tests.engine.driver import engine_config
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 E = TypeVar("E", bound=ipc.Event)
 
 
 class EngineProcess:
-    """Started by a test, which sends commands and waits for events."""
+    """Started by a test, which sends commands and waits for events; of several ranks, as many processes."""
 
     def __init__(self, folder: Path, socket_folder: Path, *, wait: bool = True, **changes: Any) -> None:
         worker_id = changes.setdefault("worker_id", changes.get("role", "engine"))
         endpoint = f"ipc://{socket_folder / changes.pop('socket_name', worker_id)}.sock"
         changes.setdefault("incarnation", f"{worker_id}-start")
+        if changes.get("num_ranks", 1) > 1:
+            changes["rendezvous"] = str(socket_folder / f"{worker_id}-ranks")
+            Path(changes["rendezvous"]).mkdir()
         config = msgspec.structs.replace(engine_config(folder), **({"endpoint": endpoint} | changes))
         self.config = config
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(endpoint)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "services.engine.main", "-"],
-            stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(msgspec.to_builtins(config)) + "\n")
-        self.process.stdin.flush()
+        self.ranks = [_start(msgspec.structs.replace(config, rank=rank)) for rank in range(config.num_ranks)]
+        self.process = self.ranks[0]
         self.events: list[ipc.Event] = []
         self._unread: list[ipc.Event] = []
         if wait:
@@ -61,7 +59,7 @@ class EngineProcess:
             if self._socket.poll(200):
                 self._unread = ipc.decode_events(self._socket.recv())
                 self.events += self._unread
-            elif self.process.poll() is not None:
+            elif any(process.poll() is not None for process in self.ranks):
                 break
         log = self.stop()
         raise AssertionError(f"no {kind.__name__} came; the engine's log ends:\n{log[-3000:]}")
@@ -88,12 +86,14 @@ class EngineProcess:
         return answer
 
     def stop(self) -> str:
-        """Kill it if it runs; returns its log."""
-        if self.process.poll() is None:
-            self.process.kill()
-        assert self.process.stderr is not None
-        log = self.process.stderr.read()
-        self.process.wait()
+        """Kill it if it runs; returns its log, of all ranks."""
+        log = ""
+        for process in self.ranks:
+            if process.poll() is None:
+                process.kill()
+            assert process.stderr is not None
+            log += process.stderr.read()
+            process.wait()
         self._socket.close()
         return log
 
@@ -104,3 +104,14 @@ class EngineProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _start(config: EngineConfig) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.engine.main", "-"],
+        stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(msgspec.to_builtins(config)) + "\n")
+    process.stdin.flush()
+    return process

@@ -47,7 +47,7 @@ class RunningWorker:
     async def started(self) -> None:
         """Wait until its engine process and its health pages are there."""
         async with asyncio.timeout(10):
-            while self.worker.engine.pid is None:  # noqa: ASYNC110 - the worker has no event for it
+            while not self.worker.engine.pids:  # noqa: ASYNC110 - the worker has no event for it
                 await asyncio.sleep(0.01)
 
     async def metrics(self) -> str:
@@ -109,7 +109,7 @@ class RunningWorker:
 
     async def kill(self) -> None:
         """The whole pod is gone at once: process, engine and sockets."""
-        if self.worker.engine.pid is not None:
+        if self.worker.engine.pids:
             self.worker.engine.kill()
         await asyncio.gather(self.task, return_exceptions=True)
 

@@ -134,6 +134,8 @@ class Cluster:
     decode: int = 1
     worker_options: list[str] = field(default_factory=list)
     gateway_options: list[str] = field(default_factory=list)
+    own_options: dict[str, list[str]] = field(default_factory=dict)
+    """By the worker's name, such as "decode-1"."""
     processes: dict[str, Process] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -144,7 +146,13 @@ class Cluster:
         for name in names:
             grpc_port, http_port = next(ports), next(ports)
             addresses.append(f"127.0.0.1:{grpc_port}")
-            self._add(name, name.split("-")[0], grpc_port, http_port, self._worker_options(grpc_port))
+            self._add(
+                name,
+                name.split("-")[0],
+                grpc_port,
+                http_port,
+                [*self._worker_options(grpc_port), *self.own_options.get(name, [])],
+            )
         self.grpc_port, self.http_port = next(ports), next(ports)
         workers = ["--workers", ",".join(addresses)]
         self._add("pd-master", "pd-master", self.grpc_port, self.http_port, [*workers, *self.gateway_options])

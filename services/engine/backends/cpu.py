@@ -84,15 +84,15 @@ class CpuBackend:
             ids[:n] = torch.where(ids[:n] < 0, self._next_ids[rows], ids[:n])
         return ids
 
-    def gather(self, slots: Ints, page: Tensor) -> "CpuBackend":
+    def gather(self, slots: Ints, page: Tensor, first_head: int = 0) -> "CpuBackend":
         """See Backend; done when it returns."""
-        layout.gather(self.pool, torch.from_numpy(slots), page)
+        layout.gather(self.pool, torch.from_numpy(slots), page, first_head)
         return self
 
-    def scatter(self, page: Tensor, slots: Ints) -> "CpuBackend":
+    def scatter(self, page: Tensor, slots: Ints, first_head: int = 0) -> "CpuBackend":
         """See Backend; done when it returns."""
         if len(slots):
-            layout.scatter(page, torch.from_numpy(slots), self.pool)
+            layout.scatter(page, torch.from_numpy(slots), self.pool, first_head)
         return self
 
     def done(self) -> bool:

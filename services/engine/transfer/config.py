@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from services.engine.transfer.heads import ONE_HEAD, HeadRange
 from services.engine.transfer.lanes import Lane
 
 MAX_NAME_BYTES = 64
@@ -21,6 +22,8 @@ class TransferConfig:
     group: str
     """Names (model fingerprint, layout), at any length: only equal groups talk (R13)."""
     rank: int = 0
+    heads: HeadRange = ONE_HEAD
+    """The KV heads of this rank: only ranks that share some connect."""
     credit: int = 4
     """Receiver: payloads one peer may have announced and not yet been answered for."""
     listen_port: int = 0
@@ -53,6 +56,8 @@ class TransferConfig:
             value: str = getattr(self, name)
             if not 0 < len(value.encode()) <= MAX_NAME_BYTES:
                 raise ValueError(f"{name} must have 1 to {MAX_NAME_BYTES} bytes, got {value!r}")
+        if self.heads.first < 0 or self.heads.num_heads < 1:
+            raise ValueError(f"heads must begin at 0 or later and be 1 or more, got {self.heads}")
         if self.credit < 1:
             raise ValueError(f"credit must be at least 1, got {self.credit}")
         if not 0 <= self.listen_port < 1 << 16:

@@ -5,6 +5,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from services.common.ipc import AttemptKey
+from services.engine.transfer.heads import ONE_HEAD, HeadRange
 from services.engine.transfer.pages import Page
 
 
@@ -18,7 +19,8 @@ class LostReason(Enum):
     CONNECT = "connect_failed"
     """No answer to the handshake in time, or the connection was refused by the network."""
     REFUSED = "refused"
-    """The peer said no, or we did: protocol, group, incarnation, rank or page size differ. Trying again cannot help."""
+    """The peer said no, or we did: protocol, group, incarnation or page size differ, or no KV head is common. Trying
+    again cannot help."""
     LANE = "lane_too_slow"
     """`require_lane` names a faster lane than UCX found (R16)."""
     PROOF = "proof_failed"
@@ -57,10 +59,13 @@ class PeerAddress:
     """One rank of a decode worker, as a prefill worker learned of it."""
 
     peer_id: str
+    """The sender's own name for it: what its pushes and events carry."""
     host: str
     port: int
     incarnation: str
     group: str
+    heads: HeadRange = ONE_HEAD
+    """The KV heads that the rank holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,8 @@ class Received:
     token_start: int
     num_tokens: int
     num_bytes: int
+    heads: HeadRange
+    """The model's heads that the page holds: those that both ranks have."""
     page: Page
 
 

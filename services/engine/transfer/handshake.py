@@ -8,7 +8,7 @@ _REASONS = {
     Verdict.PROTOCOL: "the transfer protocols differ",
     Verdict.GROUP: "the groups differ (model fingerprint or KV layout)",
     Verdict.INCARNATION: "this is another start of the process than the one meant",
-    Verdict.RANK: "the ranks differ",
+    Verdict.HEADS: "the ranks have no KV head in common",
     Verdict.PAGE_BYTES: "the sizes of the transfer pages differ",
 }
 
@@ -16,7 +16,7 @@ _REASONS = {
 def client_hello(config: TransferConfig, address: PeerAddress, channel: int, page_bytes: int) -> Hello:
     """What a sender opens with."""
     return Hello(
-        TRANSFER_PROTOCOL, Verdict.ACCEPTED, channel, config.rank, page_bytes, 0,
+        TRANSFER_PROTOCOL, Verdict.ACCEPTED, channel, config.rank, page_bytes, 0, config.heads,
         config.peer_id, config.incarnation, address.incarnation, group_digest(address.group),
     )  # fmt: skip
 
@@ -29,15 +29,15 @@ def judge_hello(config: TransferConfig, page_bytes: int, hello: Hello) -> Verdic
         return Verdict.GROUP
     if hello.expected_incarnation != config.incarnation:
         return Verdict.INCARNATION
-    if hello.rank != config.rank:
-        return Verdict.RANK
+    if hello.heads.meet(config.heads).num_heads == 0:
+        return Verdict.HEADS
     return Verdict.ACCEPTED if hello.page_bytes == page_bytes else Verdict.PAGE_BYTES
 
 
 def server_answer(config: TransferConfig, hello: Hello, verdict: Verdict, channel: int, page_bytes: int) -> Hello:
     """What a receiver answers."""
     return Hello(
-        TRANSFER_PROTOCOL, verdict, channel, config.rank, page_bytes, config.credit,
+        TRANSFER_PROTOCOL, verdict, channel, config.rank, page_bytes, config.credit, config.heads,
         config.peer_id, config.incarnation, hello.incarnation, group_digest(config.group),
     )  # fmt: skip
 
@@ -54,4 +54,6 @@ def refusal(config: TransferConfig, address: PeerAddress, answer: Hello) -> str 
         return _REASONS[Verdict.PROTOCOL]
     if answer.incarnation != address.incarnation or answer.expected_incarnation != config.incarnation:
         return _REASONS[Verdict.INCARNATION]
+    if answer.heads != address.heads:
+        return f"{address.peer_id} holds the KV heads {answer.heads}, not {address.heads}"
     return None

@@ -77,7 +77,7 @@ class ReceiveChannel:
         self.hello = hello
         self._on_open(self)
         self.channel.open(hello, self._context.now())
-        self._meter = self._context.meters.peer(hello.peer_id)
+        self._meter = self._context.meters.peer(hello.name)
 
     def _on_answer_sent(self, failure: str | None) -> None:
         if failure is not None:
@@ -173,7 +173,8 @@ class ReceiveChannel:
         assert self.hello is not None
         of = (self.hello.peer_id, inbound.key, inbound.token_start, inbound.num_tokens)
         if fate is Fate.LANDED and inbound.page is not None:
-            self._context.events.put(Received(*of, inbound.num_bytes, inbound.page))
+            heads = self.hello.heads.meet(self._context.config.heads)
+            self._context.events.put(Received(*of, inbound.num_bytes, heads, inbound.page))
         elif fate is Fate.CORRUPT:
             self._context.events.put(Damaged(*of))
 
@@ -223,5 +224,5 @@ class ReceiveChannel:
         self._inbound.clear()
         self._context.meters.lost[end.reason.value] += 1
         if self.hello is not None:
-            self._context.meters.retire(self.hello.peer_id, self._meter)
+            self._context.meters.retire(self.hello.name, self._meter)
             self._context.events.put(PeerLost(self.hello.peer_id, self.hello.incarnation, end.reason, end.detail))

@@ -118,8 +118,8 @@ class _ReceiverSide:
         )
 
     def _replace_older(self, newcomer: ReceiveChannel) -> None:
-        """A peer has one connection: an accepted hello ends the one before, never the other way round."""
+        """A rank of a peer has one connection: an accepted hello ends the one before, never the other way round."""
         assert newcomer.hello is not None
         for channel in self._channels:
-            if channel is not newcomer and channel.hello and channel.hello.peer_id == newcomer.hello.peer_id:
+            if channel is not newcomer and channel.hello and channel.hello.name == newcomer.hello.name:
                 channel.replace()

@@ -14,11 +14,12 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from services.common.ipc import AttemptKey
+from services.engine.transfer.heads import HeadRange
 
-TRANSFER_PROTOCOL = 1
+TRANSFER_PROTOCOL = 2
 
 _MAGIC = b"SLKV"
-_HELLO = struct.Struct("<4sH H I I Q I 64s 64s 64s 32s")
+_HELLO = struct.Struct("<4sH H I I Q I I I 64s 64s 64s 32s")
 HELLO_BYTES = _HELLO.size
 
 _CONTROL = struct.Struct("<B B H I I I 16s I I Q I f")
@@ -40,7 +41,8 @@ class Verdict(IntEnum):
     GROUP = 2
     INCARNATION = 3
     """The hello was meant for another start of this process: its old self is never talked to."""
-    RANK = 4
+    HEADS = 4
+    """The two ranks have no KV head in common."""
     PAGE_BYTES = 5
 
 
@@ -82,6 +84,8 @@ class Hello(NamedTuple):
     page_bytes: int
     credit: int
     """In the answer: payloads that may be announced at once."""
+    heads: HeadRange
+    """The model's KV heads that the side that speaks holds; a payload carries those that both hold."""
     peer_id: str
     incarnation: str
     """Of the side that speaks."""
@@ -90,24 +94,30 @@ class Hello(NamedTuple):
     group_digest: bytes
     """SHA-256 of the group's name."""
 
+    @property
+    def name(self) -> str:
+        """The rank of the peer that speaks."""
+        return f"{self.peer_id}/{self.rank}"
+
     def pack(self) -> bytes:
         """HELLO_BYTES bytes."""
         names = (self.peer_id, self.incarnation, self.expected_incarnation)
         return _HELLO.pack(
             _MAGIC, self.protocol, self.verdict, self.channel, self.rank, self.page_bytes, self.credit,
-            *(name.encode() for name in names), self.group_digest,
+            *self.heads, *(name.encode() for name in names), self.group_digest,
         )  # fmt: skip
 
     @classmethod
     def unpack(cls, raw: bytes) -> "Hello":
         """Raises ValueError when these are not the bytes of a hello."""
-        magic, protocol, verdict, channel, rank, page_bytes, credit, *names, digest = _HELLO.unpack(raw)
+        magic, protocol, verdict, channel, rank, page_bytes, credit, first, count, *names, digest = _HELLO.unpack(raw)
         if magic != _MAGIC:
             raise ValueError(f"not a KV transfer peer: its first bytes are {magic!r}")
         peer_id, incarnation, expected = (name.rstrip(b"\0").decode() for name in names)
         return cls(
-            protocol, Verdict(verdict), channel, rank, page_bytes, credit, peer_id, incarnation, expected, digest
-        )
+            protocol, Verdict(verdict), channel, rank, page_bytes, credit, HeadRange(first, count),
+            peer_id, incarnation, expected, digest,
+        )  # fmt: skip
 
 
 NO_ATTEMPT = AttemptKey("0" * 32, 0)

@@ -22,6 +22,7 @@ from services.engine.transfer.events import (
     ReceiverEvent,
     SenderEvent,
 )
+from services.engine.transfer.heads import HeadRange
 from services.engine.transfer.pages import PagePool
 from services.engine.transfer.receiver import KvReceiver
 from services.engine.transfer.sender import KvSender
@@ -77,7 +78,8 @@ class SenderProcess:
     def do(self, command: dict[str, Any]) -> None:
         match command["do"]:
             case "connect":
-                self.transfer.connect(PeerAddress(**command["address"]))
+                address = command["address"]
+                self.transfer.connect(PeerAddress(**{**address, "heads": HeadRange(*address["heads"])}))
             case "push":
                 page = self.pool.acquire()
                 assert page is not None

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from services.engine.transfer.heads import HeadRange
 from services.engine.transfer.layout import PageLayout, gather, scatter
 from services.engine.transfer.page_memory import HostMemory
 from services.engine.transfer.pages import PagePool
@@ -58,3 +59,26 @@ def test_what_does_not_fit_is_an_error() -> None:
         gather(kv, torch.tensor([1, 2]), torch.empty(LAYERS, 3, 2 * HEADS, DIM))
     with pytest.raises(ValueError, match="kv: expected"):
         PageLayout.of(torch.empty(2, 3, 5, 8))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_pages_of_some_heads_leave_the_others_alone(first: int) -> None:
+    kv = torch.randn(LAYERS, SLOTS + 1, 2 * 4, DIM)
+    slots, page = torch.tensor([7, 3, 30]), torch.empty(LAYERS, 3, 2 * 2, DIM)
+    gather(kv, slots, page, first)
+    heads = [*range(first, first + 2), *range(4 + first, 4 + first + 2)]
+    assert torch.equal(page, kv[:, slots][:, :, heads])
+    other = torch.zeros_like(kv)
+    scatter(page, slots, other, first)
+    assert torch.equal(other[:, slots][:, :, heads], page)
+    assert other.count_nonzero() == page.count_nonzero()
+    with pytest.raises(ValueError, match="2 heads from 3, the pool has 4"):
+        gather(kv, slots, page, 3)
+
+
+def test_ranks_meet_in_the_heads_that_both_hold() -> None:
+    whole, halves = HeadRange.of_rank(8, 0, 1), [HeadRange.of_rank(8, rank, 2) for rank in range(2)]
+    assert halves == [(0, 4), (4, 4)]
+    assert [whole.meet(half) for half in halves] == halves
+    assert halves[0].meet(halves[1]).num_heads == 0
+    assert HeadRange.of_rank(8, 2, 4).meet(halves[1]) == (4, 2)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.engine.transfer.events import LostReason, PeerAddress, PeerLost, PeerProven, Pushed, PushOutcome
+from services.engine.transfer.heads import HeadRange
 from services.engine.transfer.lanes import Lane
 from services.engine.transfer.page_memory import Buffer, HostMemory
 from tests.engine.transfer.driver import NUM_PAGES, Peer, Sender, closing, connected, free_port, key
@@ -39,9 +40,10 @@ def test_another_self_or_group_is_refused(receiver: Peer, wrong: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"), [({"rank": 1}, "ranks differ"), ({"page_bytes": 4096}, "sizes of the transfer pages differ")]
+    ("changes", "reason"),
+    [({"heads": HeadRange(3, 1)}, "no KV head"), ({"page_bytes": 4096}, "sizes of the transfer pages differ")],
 )
-def test_another_rank_or_page_size_is_refused(receiver: Peer, changes: dict[str, Any], reason: str) -> None:
+def test_other_heads_or_page_sizes_is_refused(receiver: Peer, changes: dict[str, Any], reason: str) -> None:
     sender = Sender(**changes)
     with closing(sender):
         sender.transfer.connect(receiver.address)

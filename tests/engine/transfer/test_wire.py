@@ -8,6 +8,7 @@ from services.common.ipc import AttemptKey
 from services.engine.transfer.config import TransferConfig
 from services.engine.transfer.events import PeerAddress
 from services.engine.transfer.handshake import client_hello, judge_hello, refusal, server_answer
+from services.engine.transfer.heads import HeadRange
 from services.engine.transfer.lanes import Lane, fastest_lane
 from services.engine.transfer.wire import (
     CONTROL_BYTES,
@@ -95,7 +96,7 @@ def test_bytes_of_something_else_are_an_error() -> None:
         (hello(config())._replace(protocol=99), Verdict.PROTOCOL),
         (hello(config(), PeerAddress("d", "h", 1, "d-1", "other")), Verdict.GROUP),
         (hello(config(), PeerAddress("d", "h", 1, "d-0", "g")), Verdict.INCARNATION),
-        (hello(config(rank=1)), Verdict.RANK),
+        (hello(config(heads=HeadRange(1, 2))), Verdict.HEADS),
         (hello(config(), page_bytes=128), Verdict.PAGE_BYTES),
     ],
 )
@@ -109,8 +110,9 @@ def test_a_sender_does_not_take_another_process_for_the_one_it_meant() -> None:
     assert refusal(sender, ADDRESS, answer) is None
     assert refusal(sender, ADDRESS, answer._replace(incarnation="d-2")) is not None
     assert refusal(sender, ADDRESS, answer._replace(expected_incarnation="p-0")) is not None
-    assert refusal(sender, ADDRESS, answer._replace(protocol=2)) is not None
-    assert "ranks differ" in (refusal(sender, ADDRESS, answer._replace(verdict=Verdict.RANK)) or "")
+    assert refusal(sender, ADDRESS, answer._replace(protocol=99)) is not None
+    assert "no KV head" in (refusal(sender, ADDRESS, answer._replace(verdict=Verdict.HEADS)) or "")
+    assert "KV heads" in (refusal(sender, ADDRESS, answer._replace(heads=HeadRange(0, 2))) or "")
 
 
 @pytest.mark.parametrize(

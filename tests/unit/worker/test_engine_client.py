@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -94,8 +95,7 @@ async def test_abort_ends_a_job_and_an_unknown_one(running: Running) -> None:
 
 async def test_a_killed_engine_is_an_error_of_the_worker() -> None:
     engine = await Running().up()
-    assert engine.client.pid is not None
-    os.kill(engine.client.pid, signal.SIGKILL)
+    os.kill(engine.client.pids[0], signal.SIGKILL)
     assert engine.task is not None
     with pytest.raises(EngineLostError, match="status -9"):
         await asyncio.wait_for(engine.task, 10)
@@ -110,16 +110,36 @@ async def test_an_engine_that_fails_at_start_is_an_error_of_the_worker() -> None
     await client.stop()
 
 
+async def test_a_rank_that_ends_takes_the_others_along(tmp_path: Path) -> None:
+    """Rank 1 ends once all have started; the others would go on for ever."""
+    script = """
+import json, os, pathlib, sys, time
+config = json.loads(sys.stdin.readline())
+assert config["num_ranks"] == 3 and config["rendezvous"]
+started = pathlib.Path(sys.argv[1])
+(started / str(config["rank"])).touch()
+while len(os.listdir(started)) < 3:
+    time.sleep(0.01)
+sys.exit(5) if config["rank"] == 1 else time.sleep(600)
+"""
+    client = EngineClient(command=(sys.executable, "-c", script, str(tmp_path)))
+    await client.start({}, 3)
+    assert len(client.pids) == 3
+    with pytest.raises(EngineLostError, match="rank 1 of the engine ended with status 5"):
+        await asyncio.wait_for(client.run(lambda _: None), 30)
+    await asyncio.wait_for(client.stop(), 5)
+    assert client.pids == []
+
+
 async def test_stop_before_the_engine_is_up_ends_it() -> None:
     client = EngineClient(command=(*FAKE, "--load-s", "60"))
     await client.start({})
     await asyncio.wait_for(client.stop(), 5)
-    assert client.pid is None
+    assert client.pids == []
 
 
 async def test_age_grows_while_the_engine_is_stopped(running: Running) -> None:
-    pid = running.client.pid
-    assert pid is not None
+    (pid,) = running.client.pids
     while not running.events.empty():
         running.events.get_nowait()
     os.kill(pid, signal.SIGSTOP)

@@ -97,14 +97,14 @@ class CudaRunner:
         """See Runner."""
         self._table.give_ids(rows, ids)
 
-    def gather(self, slots: Ints, page: Tensor) -> Mark:
+    def gather(self, slots: Ints, page: Tensor, first_head: int = 0) -> Mark:
         """See Device."""
-        pages.gather_page(self.pool, upload(torch.from_numpy(slots), self.device), page)
+        pages.gather_page(self.pool, upload(torch.from_numpy(slots), self.device), page, first_head)
         return Mark(self.device)
 
-    def scatter(self, page: Tensor, slots: Ints) -> Mark:
+    def scatter(self, page: Tensor, slots: Ints, first_head: int = 0) -> Mark:
         """See Device."""
-        pages.scatter_page(page, upload(torch.from_numpy(slots), self.device), self.pool)
+        pages.scatter_page(page, upload(torch.from_numpy(slots), self.device), self.pool, first_head)
         return Mark(self.device)
 
     def host_pages(self, num_pages: int, page_tokens: int) -> PinnedPages:

@@ -6,23 +6,20 @@ drifts slows both. A stream is one prompt of --prompt-tokens and --output-tokens
 
 import argparse
 import asyncio
-import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from bench.serving import serving
 from services.cli.demo_model import fetch_demo_model
 
 TEXT = Path(__file__).parent.parent / "docs"
-READY_S = 120.0
 
 
 class Transformers:
@@ -73,31 +70,6 @@ class Sluice:
             raise RuntimeError(f"a stream brought {len(events)} of {output_tokens} tokens: {events[-1:]}")
 
 
-@contextlib.contextmanager
-def serving(model: Path, dtype: str, threads: int, port: int) -> Iterator[Sluice]:
-    """Start `sluice up` with 1 prefill and 1 decode worker, without prefix cache: every prompt is computed."""
-    options = ["--model", str(model), "--dtype", dtype, "--threads", str(threads), "--no-prefix-cache"]
-    ports = ["--http-port", str(port), "--grpc-port", str(port + 1), "--log-level", "warning"]
-    process = subprocess.Popen([sys.executable, "-m", "services.cli.main", "up", *options, *ports])
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_served(url, process)
-        yield Sluice(url)
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def _wait_served(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/get_server_info", timeout=2).json()["num_pairs"]:
-                return
-        time.sleep(0.2)
-    raise RuntimeError("sluice up did not become ready")
-
-
 def prompts_for(model: Path, count: int, length: int) -> list[list[int]]:
     """`count` different prompts of `length` tokens, cut out of this project's own documents."""
     text = "\n".join(path.read_text() for path in sorted(TEXT.glob("*.md")))
@@ -116,7 +88,6 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--port", type=int, default=18100)
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     args = parser.parse_args()
     report = measure(args)
@@ -147,7 +118,10 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     one: list[float] = []
     many: list[float] = []
     reference = Transformers(model, args.dtype, args.threads)
-    with serving(model, args.dtype, args.threads, args.port) as sluice:
+    # Without the prefix cache every prompt is computed.
+    options = ["--model", str(model), "--dtype", args.dtype, "--threads", str(args.threads), "--no-prefix-cache"]
+    with serving([*options, "--log-level", "warning"]) as url:
+        sluice = Sluice(url)
         for number in range(args.rounds + 1):
             prompt = prompts[number % len(prompts)]
             theirs.append(reference.seconds(prompt, args.output_tokens))

@@ -148,17 +148,19 @@ def _spawn(process: Process) -> "subprocess.Popen[bytes]":
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=_environment(),
+        env=_environment(process),
         # Ctrl-C reaches `sluice up` alone, which stops the others in order.
         start_new_session=True,
     )
 
 
-def _environment() -> dict[str, str]:
+def _environment(process: Process) -> dict[str, str]:
     """Every option is on the command line: a variable meant for `sluice up` must not reach a child once more."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith("SLUICE_") or name == "SLUICE_CACHE"
     }
+    if process.visible_devices is not None:
+        kept["CUDA_VISIBLE_DEVICES"] = process.visible_devices
     return {**kept, "PYTHONUNBUFFERED": "1"}
 
 

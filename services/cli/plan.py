@@ -28,6 +28,8 @@ class Process:
     name: str
     argv: tuple[str, ...]
     ready_url: str
+    visible_devices: str | None = None
+    """CUDA_VISIBLE_DEVICES of the process; None leaves it as it is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ def make_plan(config: UpConfig) -> Plan:
     addresses = []
     for index, role in enumerate(roles):
         worker = _worker(config, role, threads, ports.pop(), ports.pop())
-        workers.append(_process(f"{role}-{roles[:index].count(role)}", role, worker, LOOPBACK, worker.http_port))
+        name, devices = f"{role}-{roles[:index].count(role)}", _devices_of(index, config)
+        workers.append(_process(name, role, worker, LOOPBACK, worker.http_port, devices))
         addresses.append(f"{LOOPBACK}:{worker.grpc_port}")
     gateway = GatewayConfig(
         **_shared(config, LogOptions),
@@ -87,9 +90,19 @@ def _shared(config: UpConfig, *groups: type[Options]) -> dict[str, Any]:
     return {spec.name: getattr(config, spec.name) for group in groups for spec in specs(group)}
 
 
-def _process(name: str, command: str, config: Options, host: str, http_port: int) -> Process:
+def _process(
+    name: str, command: str, config: Options, host: str, http_port: int, devices: str | None = None
+) -> Process:
     argv = (sys.executable, "-m", "services.cli.child", str(os.getpid()), command, *as_flags(config))
-    return Process(name, argv, f"http://{host}:{http_port}/readiness")
+    return Process(name, argv, f"http://{host}:{http_port}/readiness", devices)
+
+
+def _devices_of(worker: int, config: UpConfig) -> str | None:
+    """The GPUs of the n-th worker first, as an engine takes them; the others stay visible for copies between cards."""
+    if not config.devices:
+        return None
+    first = worker * config.tp % len(config.devices)
+    return ",".join((*config.devices[first:], *config.devices[:first]))
 
 
 def _num_cores() -> int:

@@ -259,6 +259,13 @@ class UpConfig(ModelOptions, ScheduleOptions, TransferOptions, LogOptions):
     prefill: int = option(1, "prefill workers", group="processes", minimum=0, maximum=64)
     decode: int = option(1, "decode workers", group="processes", minimum=0, maximum=64)
     mixed: int = option(0, "workers that do both", group="processes", minimum=0, maximum=64)
+    devices: tuple[str, ...] = option(
+        (),
+        "GPUs for the workers, by index or UUID: prefill, decode, then mixed workers take --tp of them each, from the "
+        "first again when all are taken; none lets every worker see all",
+        group="processes",
+        metavar="GPU,...",
+    )
     host: str = option("127.0.0.1", "address that pd_master listens on; workers stay on loopback", group="network")
     http_port: int = option(8000, "HTTP for clients; 0 takes a free one", group="network", minimum=0, maximum=PORT_MAX)
     grpc_port: int = option(8001, "gRPC for clients; 0 takes a free one", group="network", minimum=0, maximum=PORT_MAX)
@@ -270,3 +277,5 @@ class UpConfig(ModelOptions, ScheduleOptions, TransferOptions, LogOptions):
         super().check()
         if self.mixed == 0 and (self.prefill == 0 or self.decode == 0):
             raise ConfigError("--prefill and --decode: each needs at least 1 unless there are --mixed workers")
+        if self.devices and len(self.devices) < self.tp:
+            raise ConfigError(f"--devices: {len(self.devices)} is not allowed; each worker takes --tp {self.tp}")

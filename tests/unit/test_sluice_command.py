@@ -52,6 +52,29 @@ def test_cores_are_shared_out_unless_threads_are_given() -> None:
     assert config.threads == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
+@pytest.mark.parametrize(
+    ("devices", "tp", "first_devices"),
+    [
+        (("0", "1"), 1, ["0", "1", "0"]),
+        (("0", "1", "2", "3"), 2, ["0", "2", "0"]),
+        (("GPU-a",), 1, ["GPU-a", "GPU-a", "GPU-a"]),
+    ],
+)
+def test_workers_take_gpus_in_turn_and_see_the_others_behind_their_own(
+    devices: tuple[str, ...], tp: int, first_devices: list[str]
+) -> None:
+    plan = make_plan(UpConfig(model="/m", prefill=1, decode=2, devices=devices, tp=tp))
+    seen = [process.visible_devices.split(",") for process in plan.processes if process.visible_devices]
+    assert [one[0] for one in seen] == first_devices
+    assert all(sorted(one) == sorted(devices) for one in seen)
+    assert plan.processes[-1].visible_devices is None
+
+
+def test_too_few_gpus_for_one_worker_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--devices: 1 is not allowed; each worker takes --tp 2"):
+        UpConfig(model="/m", devices=("0",), tp=2)
+
+
 def test_free_ports_are_distinct() -> None:
     assert len(set(free_ports(32))) == 32
 

@@ -1,8 +1,7 @@
 """The seam between a worker's control process and its engine process (rank 0): messages and a channel.
 
-msgspec MessagePack over one ZMQ PAIR socket on `ipc://`. Each side has its end of the protocol: the control process
-sends `Command`s, the engine sends `Event`s. Neither waits for the other: the engine drains commands between steps, the
-control process awaits events (R15: the engine never blocks on ipc; a full socket ends the process).
+msgspec MessagePack over one ZMQ PAIR socket on `ipc://`: `Command`s one way, `Event`s the other. The engine drains
+commands between steps and never waits for ipc (R15); a full socket ends the process.
 
 Identity. A *job* is one attempt of one request on this worker: a prompt computed here, or a prompt whose KV arrives. A
 job has one or more *sequences*, named `(job_id, choice)`. Job ids are never reused within an engine's life. On the KV
@@ -23,6 +22,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import FinishReason, GrammarSpec, SamplingParams, TokenLogprob
 
 IPC_PROTOCOL = 2
@@ -60,8 +60,7 @@ class Admit(msgspec.Struct, frozen=True, tag="admit"):
     arrival: float
     """Age rank of the *request*, its arrival on any monotonic scale of this worker: the latest is preempted first."""
     output_ids: bytes = b""
-    """Ids the request has produced already, int32; only with one choice. They are computed like prompt and count as
-    output for penalties, noise positions and limits (R9)."""
+    """Ids that it has produced already, int32, only with one choice: computed like prompt, counted as output (R9)."""
     choices: tuple[int, ...] = (0,)
     """Choice numbers to sample; the noise of each is a function of (seed, choice, position)."""
     hand_over: bool = False
@@ -280,6 +279,8 @@ class StepDone(msgspec.Struct, frozen=True, tag="step"):
     num_prefill_tokens: int
     prefilling: list[tuple[int, int]] = []
     """(job_id, prompt tokens computed so far) of the jobs that had a chunk in this step."""
+    prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
+    """(job_id, of this step's chunk) of the jobs that ask for them; in order within a job, from position 1 on."""
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):

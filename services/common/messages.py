@@ -13,6 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from services.common.ipc import AttemptKey
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Delta, Request
 
 PROTOCOL = 2
@@ -121,6 +122,8 @@ class Submit(msgspec.Struct, frozen=True):
     """None: compute and decode here (mixed)."""
     age_s: float
     """Since the master accepted the request (R18: age is the request's, not the attempt's)."""
+    score_prompt: bool = False
+    """The master wants the prompt's log-probabilities and does not have them yet."""
 
 
 class Redirect(msgspec.Struct, frozen=True):
@@ -282,6 +285,13 @@ class Placed(msgspec.Struct, frozen=True):
     decode: WorkerRef
 
 
+class PromptScored(msgspec.Struct, frozen=True):
+    """The prompt's log-probabilities, all of them; said before any output of an attempt with `score_prompt`."""
+
+    key: AttemptKey
+    logprobs: PromptLogprobs
+
+
 class Joined(msgspec.Struct, frozen=True):
     """From the decode worker: the KV is there in full, these choices decode."""
 
@@ -325,5 +335,7 @@ class Failed(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-AttemptEvent: TypeAlias = Queued | Prefilling | Placed | Joined | Preempted | PlacementRefused | Refused | Failed
+AttemptEvent: TypeAlias = (
+    Queued | Prefilling | PromptScored | Placed | Joined | Preempted | PlacementRefused | Refused | Failed
+)
 WorkerMessage: TypeAlias = WorkerHello | Heartbeat | CacheChanges | Deltas | AttemptEvent

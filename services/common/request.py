@@ -86,6 +86,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """The output never holds one of these: the last id of each is ruled out behind the ids before it."""
     num_logprobs: int | None = None
     """None: no log-probabilities. k: the chosen token's and the k most likely ones'."""
+    num_prompt_logprobs: int | None = None
+    """The same for the prompt's own tokens (`services.common.prompt_logprobs`)."""
     grammar: GrammarSpec | None = None
     """Tokens that it does not allow are never chosen; the model's end is allowed where it may end."""
 

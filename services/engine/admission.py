@@ -89,8 +89,10 @@ class Admission:
         if state.rows.num_free < num_rows:
             return False
         spare = 0 if job.hand_over else EXTENT_SLOTS
-        # The last token is always computed here: its logits are what the first output is sampled from.
-        job.holding = state.kv.acquire(job.tokens, len(job.tokens) - 1, spare=spare)
+        # The last token is always computed here: its logits are what the first output is sampled from. Where those of
+        # the prompt are asked for, so are all others: what is cached of them is their KV alone.
+        match_limit = len(job.tokens) - 1 if job.sampling.num_prompt_logprobs is None else 0
+        job.holding = state.kv.acquire(job.tokens, match_limit, spare=spare)
         if job.holding is None:
             return False
         job.cached_tokens = job.num_computed = job.holding.num_shared

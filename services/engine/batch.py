@@ -36,6 +36,20 @@ class Chunk:
         return self.start + self.length
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Prompt tokens of one chunk whose log-probabilities are asked for, by the tokens before them."""
+
+    job: Job
+    first: int
+    """Prompt position of the first scored token."""
+    rows: slice
+    """Where the tokens before them stand in the batch."""
+    targets: Ints
+    """[len(rows)]: their ids."""
+    num_top: int
+
+
 @dataclass(slots=True)
 class Sample:
     """One token to sample: from which logits row, for which sequence, at which output position."""
@@ -63,6 +77,7 @@ class Batch:
     chunks: list[Chunk] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     logits_tokens: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R]: tokens whose logits are needed
+    scored: list[Scored] = field(default_factory=list)
     table_writes: list[TableWrite] = field(default_factory=list)  # since the batch before
 
     def finished_prompts(self) -> list[Job]:

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from services.common.request import TokenLogprob
 from services.engine.backends.interface import Backend
-from services.engine.batch import Batch
+from services.engine.batch import Batch, Scored
 from services.engine.models.layers import Decoder
+from services.engine.prompt_scoring import ChunkScores, score
 from services.engine.sampler import Sampled, Sampler
 
 
@@ -17,6 +18,7 @@ class SampledStep:
     """See StepResult."""
 
     sampled: Sampled | None
+    scores: list[ChunkScores]
 
     def token_ids(self) -> list[int]:
         """See StepResult."""
@@ -28,6 +30,10 @@ class SampledStep:
     def logprobs(self) -> dict[int, TokenLogprob]:
         """See StepResult."""
         return {} if self.sampled is None else self.sampled.logprobs()
+
+    def prompt_scores(self) -> list[ChunkScores]:
+        """See StepResult."""
+        return self.scores
 
 
 class ModelRunner:
@@ -42,19 +48,24 @@ class ModelRunner:
         """Compute a batch; its KV is in the pool and its ids are the rows' next inputs when the device gets there."""
         backend = self.backend
         hidden = self._decoder.forward(backend.prepare(batch), backend)
+        scores = [self._score(scored, hidden[scored.rows]) for scored in batch.scored]
         if not batch.samples:
-            return SampledStep(None)
+            return SampledStep(None, scores)
         if len(batch.logits_tokens) != batch.num_tokens:
             hidden = hidden[torch.from_numpy(batch.logits_tokens).to(backend.device)]
         logits = self._decoder.logits(hidden, backend)
         sampled = self._sampler.sample(logits, batch.samples)
         self._remember(batch, sampled.ids)
-        return SampledStep(sampled)
+        return SampledStep(sampled, scores)
 
     def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
         """Give rows their next input ids from the host: tokens that were sampled elsewhere."""
         device = self.backend.device
         self.backend.remember(torch.tensor(rows, device=device), torch.tensor(ids, device=device))
+
+    def _score(self, scored: Scored, hidden: Tensor) -> ChunkScores:
+        decoder = self._decoder
+        return score(scored, hidden, lambda rows: decoder.logits(rows, self.backend), decoder.head.shape[0], Tensor.cpu)
 
     def _remember(self, batch: Batch, ids: Tensor) -> None:
         index = [i for i, s in enumerate(batch.samples) if s.sequence.row is not None]

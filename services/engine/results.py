@@ -29,6 +29,9 @@ class ResultHandler:
                 state.counters.tokens_past_end += 1
                 continue
             outputs.append(self._append(sample.sequence, token_id, logprobs.get(i)))
+        scores = [
+            (each.scored.job.job_id, each.packed()) for each in result.prompt_scores() if not each.scored.job.is_over
+        ]
         done = StepDone(
             step=batch.step,
             outputs=outputs,
@@ -37,6 +40,7 @@ class ResultHandler:
             num_decode_rows=batch.num_decode_rows,
             num_prefill_tokens=batch.num_prefill_tokens,
             prefilling=[(chunk.job.job_id, chunk.end) for chunk in batch.chunks],
+            prompt_logprobs=scores,
         )
         state.events.insert(at, done)
         state.counters.output_tokens += len(outputs)

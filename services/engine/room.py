@@ -83,6 +83,8 @@ class RoomMaker:
             return
         if job.state is JobState.DECODING:
             tokens, holding = state.valid_tokens(sequence, len(sequence.outputs)), sequence.holding
+        elif job.sampling.num_prompt_logprobs is not None:
+            return  # it is computed again for its logits
         else:
             tokens, holding = job.tokens[: job.num_computed], job.holding
         assert holding is not None

@@ -12,6 +12,7 @@ from torch import Tensor
 from services.common.request import TokenLogprob
 from services.engine.arrays import Ints
 from services.engine.batch import Batch
+from services.engine.prompt_scoring import ChunkScores
 
 
 class Copy(Protocol):
@@ -82,6 +83,10 @@ class StepResult(Protocol):
 
     def logprobs(self) -> dict[int, TokenLogprob]:
         """Log-probabilities by sample index, of the samples that asked for them."""
+        ...
+
+    def prompt_scores(self) -> list[ChunkScores]:
+        """Of the batch's scored tokens, in their order; only after `token_ids`."""
         ...
 
 

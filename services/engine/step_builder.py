@@ -3,7 +3,7 @@
 import numpy as np
 
 from services.engine.arrays import Ints
-from services.engine.batch import FROM_DEVICE, Batch, Chunk, Sample
+from services.engine.batch import FROM_DEVICE, Batch, Chunk, Sample, Scored
 from services.engine.jobs import Job, Sequence
 from services.engine.rows import Rows
 
@@ -29,6 +29,19 @@ def plan_chunks(prefilling: list[Job], budget: int, tail: int) -> list[tuple[Job
         plan.append((job, n))
         budget -= n
     return plan
+
+
+def scored_tokens(chunk: Chunk, at: int) -> Scored | None:
+    """The prompt tokens whose likelihood a chunk tells: each one's is told by the token before it.
+
+    at: where the chunk begins in the batch.
+    """
+    job = chunk.job
+    num_top, end = job.sampling.num_prompt_logprobs, min(chunk.end, job.num_prompt_tokens - 1)
+    if num_top is None or end <= chunk.start:
+        return None
+    targets = job.tokens[chunk.start + 1 : end + 1]
+    return Scored(job, chunk.start + 1, slice(at, at + len(targets)), targets, num_top)
 
 
 class StepBuilder:
@@ -79,6 +92,9 @@ class StepBuilder:
             ids.append(job.tokens[chunk.start : chunk.end])
             positions.append(np.arange(chunk.start, chunk.end, dtype=np.int32))
             slots.append(self._rows.table[job.row, chunk.start : chunk.end])
+            scored = scored_tokens(chunk, at)
+            if scored is not None:
+                batch.scored.append(scored)
             at += n
             if chunk.end == len(job.tokens):
                 ends.append(at - 1)

@@ -26,6 +26,7 @@ from services.common.messages import (
     Placed,
     PlacementRefused,
     Prefilling,
+    PromptScored,
     Queued,
     Reconcile,
     RefusalReason,
@@ -33,10 +34,11 @@ from services.common.messages import (
     WorkerMessage,
     WorkerRef,
 )
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Request
 from services.pd_master.attempt_index import AttemptIndex
 from services.pd_master.delivery import Choice, Fault
-from services.pd_master.effects import Cached, Deliver, Effect, End, Send
+from services.pd_master.effects import Cached, Deliver, Effect, End, Scored, Send
 from services.pd_master.inflight import Branch, Chooser, Inflight, MasterAttempt, Stage
 from services.pd_master.moves import Moves
 from services.pd_master.pending_load import PendingLoad
@@ -154,6 +156,9 @@ class Attempts:
         choice = None if attempt is None else attempt.branch.choices.get(one.delta.choice)
         if attempt is None or choice is None:
             return
+        if attempt.branch.inflight.waits_for_scores:
+            attempt.held_back.append((worker, one))
+            return
         new = choice.take(one.delta)
         if isinstance(new, Fault):
             self._recovery.lost(attempt, now)
@@ -179,9 +184,23 @@ class Attempts:
             inflight.is_over = True
             self._emit(End(inflight.request.request_id))
 
+    def _scored(self, attempt: MasterAttempt, logprobs: PromptLogprobs, now: float) -> None:
+        """What came before them is delivered behind them. The prefill worker was kept for them."""
+        branch, inflight = attempt.branch, attempt.branch.inflight
+        if not inflight.waits_for_scores:
+            return
+        inflight.has_scores = True
+        self._emit(Scored(inflight.request.request_id, logprobs))
+        attempts = [one for one in (branch.previous, branch.current) if one is not None]
+        for worker, delta in [held for one in attempts for held in one.held_back]:
+            self._delta(worker, delta, now)
+        self._release_prefill(attempt)
+
     def _release_prefill(self, attempt: MasterAttempt) -> None:
-        """Once joined, the prefill worker is needed only for choices that ended with their first token, until they are
-        here."""
+        """Once joined, the prefill worker is needed only for the prompt's log-probabilities and for choices that ended
+        with their first token, until they are here."""
+        if attempt.branch.inflight.waits_for_scores:
+            return
         on_prefill = [one.index for one in attempt.branch.unfinished() if one.index not in attempt.joined_choices]
         if attempt.stage is Stage.JOINED and not attempt.is_prefill_done and not on_prefill:
             self._index.prefill_done(attempt)
@@ -196,6 +215,8 @@ class Attempts:
             case Prefilling(cached_tokens=cached):
                 self._index.reached(attempt, Stage.PREFILLING)
                 self._cached(attempt, cached)
+            case PromptScored(logprobs=logprobs):
+                self._scored(attempt, logprobs, now)
             case Placed(decode=decode) if decode == attempt.decode:
                 self._index.reached(attempt, Stage.PLACED)
             case Joined(choices=choices, cached_tokens=cached):
@@ -246,7 +267,7 @@ class Attempts:
         unknown = event.cause is FailureCause.UNKNOWN_ATTEMPT
         if unknown and worker == attempt.decode and attempt.stage < Stage.PLACED:
             return  # the reservation has not come there yet
-        if unknown and worker == attempt.pair.prefill and attempt.stage >= Stage.PLACED:
+        if unknown and self._may_be_done(attempt, worker):
             self._index.prefill_done(attempt)  # it may have joined: the decode worker knows
             return
         crash = f"{attempt.key}" if event.cause is FailureCause.ENGINE else None
@@ -279,10 +300,16 @@ class Attempts:
         misses = attempt.misses[worker] = attempt.misses.get(worker, 0) + 1
         if misses < _MISSES:
             return
-        if worker == attempt.pair.prefill and attempt.stage >= Stage.PLACED:
+        if self._may_be_done(attempt, worker):
             self._index.prefill_done(attempt)
         else:
             self._recovery.lost(attempt, now)
+
+    @staticmethod
+    def _may_be_done(attempt: MasterAttempt, worker: WorkerRef) -> bool:
+        """Whether all that a worker has forgotten may live on elsewhere: a prompt that has moved."""
+        has_moved = worker == attempt.pair.prefill and attempt.stage >= Stage.PLACED
+        return has_moved and not attempt.branch.inflight.waits_for_scores
 
     # --------------------------------------------------------------------------------------------------------- timers
 

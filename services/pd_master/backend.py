@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from services.common.gateway_messages import WorkerCard
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Delta, Request
 
 
@@ -99,6 +100,11 @@ class Generation(Protocol):
     @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens whose KV the prefill worker held already; None until it has said so."""
+        ...
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Of the prompt's own tokens, where they are asked for; here before the first delta."""
         ...
 
     def __aiter__(self) -> AsyncIterator[list[Delta]]:

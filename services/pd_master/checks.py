@@ -16,6 +16,9 @@ _RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
 MAX_BAD_TOKENS = 64
 """Of one sequence that must not come."""
 
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""Values of one prompt: 2 MiB between pods, some 20 MiB as JSON, and a quarter of a second to write that."""
+
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy, as everywhere in the field."""
 
@@ -95,6 +98,17 @@ def checked_prompt_ids(ids: list[int], model: ServedModel, param: str) -> list[i
             param=param,
         )
     return ids
+
+
+def check_prompt_logprobs(num_prompt_tokens: int, num_top: int | None, *, param: str) -> None:
+    """Raises InvalidRequestError for more log-probabilities of a prompt than one answer may hold."""
+    num_values = 0 if num_top is None else num_prompt_tokens * (num_top + 1)
+    if num_values > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"{param}: {num_prompt_tokens} prompt tokens with {num_top} alternatives each are more than "
+            f"{MAX_PROMPT_LOGPROBS} values",
+            param=param,
+        )
 
 
 def check_template_kwargs(kwargs: dict[str, Any], param: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from services.common.messages import Peer, Reconcile, WorkerMessage, WorkerRef
 from services.common.request import Request
 from services.pd_master.attempts import Attempts
-from services.pd_master.effects import Cached, Deliver, Effect, End, Send
+from services.pd_master.effects import Cached, Deliver, Effect, End, Scored, Send
 from services.pd_master.generation import ClientGeneration
 from services.pd_master.inflight import Pair
 from services.pd_master.pending_load import PendingLoad
@@ -115,6 +115,10 @@ class PdDispatcher:
                 generation = self._generations.get(request_id)
                 if generation is not None:
                     generation.cached_tokens = num_tokens
+            case Scored(request_id=request_id, logprobs=logprobs):
+                generation = self._generations.get(request_id)
+                if generation is not None:
+                    generation.prompt_logprobs = logprobs
             case End(request_id=request_id, error=error):
                 generation = self._generations.pop(request_id, None)
                 if generation is not None:

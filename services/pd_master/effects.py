@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 from services.common.errors import SluiceError
 from services.common.messages import MasterMessage, WorkerRef
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Delta
 
 
@@ -33,6 +34,14 @@ class Cached:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """The prompt's log-probabilities; said once, before any output."""
+
+    request_id: str
+    logprobs: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The request is over: all choices have been delivered, or `error` says why not. The last word on it."""
 
@@ -40,4 +49,4 @@ class End:
     error: SluiceError | None = None
 
 
-Effect: TypeAlias = Send | Deliver | Cached | End
+Effect: TypeAlias = Send | Deliver | Cached | Scored | End

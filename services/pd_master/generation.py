@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from itertools import groupby
 
 from services.common.errors import RequestAbortedError, SluiceError
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Delta
 from services.pd_master.delivery import merge_all
 
@@ -18,6 +19,7 @@ class ClientGeneration:
 
     def __init__(self, abort: Callable[[], None], max_bytes: int, stall_s: float) -> None:
         self.cached_tokens: int | None = None
+        self.prompt_logprobs: PromptLogprobs | None = None
         self._abort = abort
         self._max_bytes = max_bytes
         self._stall_s = stall_s

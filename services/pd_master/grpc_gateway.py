@@ -36,8 +36,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         arrived = now()
         live = await self._start(wire.generate_from_proto(request), context, arrived)
         try:
+            prompt = True
             async for deltas in live:
-                yield wire.generate_response(live.request.request_id, deltas)
+                yield wire.generate_response(live.request.request_id, deltas, live.prompt_logprobs if prompt else None)
+                prompt = False
             yield wire.generate_end(live.request.request_id, _usage(live))
         finally:
             await live.aclose()
@@ -47,8 +49,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         arrived = now()
         live = await self._start(wire.chat_from_proto(request), context, arrived)
         try:
+            prompt = True
             async for deltas in live:
-                yield wire.chat_response(live.request.request_id, deltas)
+                yield wire.chat_response(live.request.request_id, deltas, live.prompt_logprobs if prompt else None)
+                prompt = False
             yield wire.chat_end(live.request.request_id, _usage(live))
         finally:
             await live.aclose()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from services.common.ipc import AttemptKey
-from services.common.messages import LiveAttempt, Peer, Submit, WorkerRef
+from services.common.messages import AttemptDelta, LiveAttempt, Peer, Submit, WorkerRef
 from services.common.request import Request
 from services.pd_master.delivery import Choice
 
@@ -55,6 +55,8 @@ class MasterAttempt:
     misses: dict[WorkerRef, int] = field(default_factory=dict)
     """Heartbeats in a row that left it out (R8)."""
     waits_for_redirect: bool = False
+    held_back: list[tuple[WorkerRef, AttemptDelta]] = field(default_factory=list)
+    """Output that came before the prompt's log-probabilities, which another worker sends."""
 
     @property
     def decode(self) -> WorkerRef | None:
@@ -111,7 +113,8 @@ class Branch:
         choices = tuple(choice.index for choice in unfinished)
         inflight = self.inflight
         age_s = now - inflight.accepted_s
-        return Submit(attempt.key, inflight.request, choices, output_ids, attempt.pair.decode, age_s)
+        score_prompt = inflight.waits_for_scores
+        return Submit(attempt.key, inflight.request, choices, output_ids, attempt.pair.decode, age_s, score_prompt)
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +129,14 @@ class Inflight:
     stalls: set[str] = field(default_factory=set)
     """Workers whose engine stood still with an attempt of it inside."""
     has_cached_tokens: bool = False
+    has_scores: bool = False
+    """The client has the prompt's log-probabilities."""
     is_over: bool = False
+
+    @property
+    def waits_for_scores(self) -> bool:
+        """Whether the prompt's log-probabilities are still to come: nothing is delivered before them."""
+        return self.request.sampling.num_prompt_logprobs is not None and not self.has_scores
 
     @property
     def num_delivered(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from services.common.errors import RequestAbortedError, SluiceError, WorkerFailedError
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Delta, Finish, FinishReason, Request
 from services.common.tracing import Attribute
 from services.pd_master.backend import Dispatcher, Generation
@@ -72,6 +73,11 @@ class LiveRequest:
     def cached_tokens(self) -> int:
         """The prefill worker's figure."""
         return (self._generation.cached_tokens or 0) if self._generation else 0
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Of the prompt's own tokens, where they are asked for; here before the first delta."""
+        return self._generation.prompt_logprobs if self._generation else None
 
     @property
     def stage(self) -> str:

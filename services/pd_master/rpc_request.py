@@ -34,6 +34,9 @@ def build_request(call: GenerationCall, target: Target, config: GatewayConfig, r
     max_new = checks.fit_output(
         len(prompt_ids), call.max_new_tokens, target, param="stop.max_new_tokens", num_choices=num_choices
     )
+    checks.check_prompt_logprobs(
+        len(prompt_ids), call.sampling.num_prompt_logprobs, param="sampling.num_prompt_logprobs"
+    )
     if call.stop.min_new_tokens > max_new:
         raise _at("stop.min_new_tokens", f"more than the {max_new} tokens that may be generated")
     deadlines = (config.deadline_s, options.deadline_s, remaining_s)
@@ -127,6 +130,8 @@ def _check_sampling(params: SamplingParams, model: ServedModel) -> None:
     _require(all(-100 <= bias <= 100 for bias in biases), "sampling.logit_bias", "must be in [-100, 100]")
     top = params.num_logprobs
     _require(top is None or 0 <= top <= MAX_LOGPROBS, "sampling.num_logprobs", f"must be in [0, {MAX_LOGPROBS}]")
+    num = params.num_prompt_logprobs
+    _require(num is None or 0 <= num <= MAX_LOGPROBS, "sampling.num_prompt_logprobs", f"must be in [0, {MAX_LOGPROBS}]")
     length = params.length_penalty
     _require(length is None or length.start >= 0, "sampling.length_penalty.start", "must not be negative")
     _require(length is None or 1 <= length.factor <= 100, "sampling.length_penalty.factor", "must be in [1, 100]")

@@ -28,6 +28,7 @@ from services.common.messages import (
     Placed,
     PlacementRefused,
     Prefilling,
+    PromptScored,
     Queued,
     Reconcile,
     Redirect,
@@ -51,8 +52,8 @@ from services.common.peer_messages import (
 from services.prefill.handoff_attempt import Compute, HandoffAttempt, Placement
 from services.prefill.placements import Placements
 from services.router.work import WorkKind
-from services.worker.jobs import GivenUp, JobEvent, ReserveFirst
-from services.worker.protocol.attempt import OpenLog
+from services.worker.jobs import GivenUp, JobEvent, PromptPart, ReserveFirst
+from services.worker.protocol.attempt import OpenLog, wanted_scores
 from services.worker.protocol.core import DEFAULT_TIMES, ProtocolCore
 from services.worker.protocol.effects import (
     Effect,
@@ -133,6 +134,7 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
             submit.choices,
             submit.output_ids,
             arrival_s=now - submit.age_s,
+            scores=wanted_scores(submit),
             decode=decode,
             job_id=job_id,
         )
@@ -217,6 +219,8 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
                 self._placements.ask(one, now)
             case ipc.Admitted(cached_tokens=cached):
                 self._admitted(one, cached, now)
+            case PromptPart(logprobs=logprobs) if one.scores is not None:
+                one.scores.take(logprobs)
             case ipc.SequenceOutput():
                 self._output(one, event)
             case ipc.TransferFailed(kind=kind, message=text):
@@ -262,6 +266,8 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
             self._placements.hand_over(one)
 
     def _publish(self, one: HandoffAttempt) -> None:
+        if one.scores is not None and not one.published:
+            self._masters.tell(one, PromptScored(one.key, one.scores.whole()))
         for choice in one.choices:
             if choice not in one.published:
                 self._masters.publish(one, choice)

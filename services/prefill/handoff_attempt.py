@@ -56,7 +56,7 @@ class HandoffAttempt(Attempt):
             job_id=self.job_id,
             key=self.key,
             prompt_ids=ipc.pack_ids(request.prompt_ids),
-            sampling=request.sampling,
+            sampling=self.sampling,
             stop=engine_stop(request, eos_token_ids),
             arrival=self.arrival_s,
             output_ids=ipc.pack_ids(self.output_ids),

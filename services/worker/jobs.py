@@ -20,6 +20,7 @@ from typing import TypeAlias
 from services.common import ipc
 from services.common.errors import SluiceError
 from services.common.metrics import WorkerMetrics
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import FinishReason
 from services.router import events as told
 from services.router.router import Outlets, Router
@@ -45,10 +46,19 @@ class ReserveFirst:
     job_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Log-probabilities of some of a prompt's tokens; those of all come before the job's first output."""
+
+    job_id: int
+    logprobs: PromptLogprobs
+
+
 JobEvent: TypeAlias = (
     ipc.Admitted
     | ipc.Reserved
     | ipc.SequenceOutput
+    | PromptPart
     | ipc.GrammarRefused
     | ipc.Joined
     | ipc.Preempted
@@ -226,6 +236,9 @@ class Jobs:
         self.router.tell(
             told.Stepped(step.step_s, step.num_decode_rows, step.num_prefill_tokens, held, tuple(computed))
         )
+        for job_id, logprobs in step.prompt_logprobs:
+            if job_id in self._jobs:
+                self._on_event(PromptPart(job_id, logprobs))
         for output in step.outputs:
             self._output(output)
         self._stages.stepped(step.num_decode_rows)

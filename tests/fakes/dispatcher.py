@@ -2,11 +2,13 @@
 
 import asyncio
 import dataclasses
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from services.common.errors import ModelNotFoundError, SluiceError
 from services.common.gateway_messages import WorkerCard
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Delta, Finish, FinishReason, Request, TokenLogprob
 from services.common.text import TextStream, Vocabulary
 from services.pd_master.backend import TokenLoad
@@ -95,11 +97,25 @@ class FakeDispatcher:
         return generation
 
 
+def fake_scores(prompt_ids: list[int], num_top: int) -> PromptLogprobs:
+    """Token at position i: log-probability -i, rank 2, behind tokens 0, 1, ... of -i / 2."""
+    n = len(prompt_ids) - 1
+    positions = range(1, n + 1)
+    return PromptLogprobs(
+        1, num_top,
+        struct.pack(f"<{n}f", *[-float(at) for at in positions]), struct.pack(f"<{n}i", *[2] * n),
+        struct.pack(f"<{n * num_top}i", *[rank for _ in positions for rank in range(num_top)]),
+        struct.pack(f"<{n * num_top}f", *[-at / 2 for at in positions for _ in range(num_top)]),
+    )  # fmt: skip
+
+
 class FakeGeneration:
     """Yields the script's tokens with the text a worker would make of them."""
 
     def __init__(self, request: Request, script: Script, vocabulary: Vocabulary) -> None:
         self.cached_tokens: int | None = script.cached_tokens
+        num_top = request.sampling.num_prompt_logprobs
+        self.prompt_logprobs = None if num_top is None else fake_scores(request.prompt_ids, num_top)
         self.closed = asyncio.Event()
         self.go_on = asyncio.Event()
         """Set by the test: a generation that hangs goes on."""

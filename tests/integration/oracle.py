@@ -56,6 +56,12 @@ class Oracle:
         kept.write_text(json.dumps(answer))
         return answer
 
+    def logprobs(self, prompt_ids: Sequence[int]) -> torch.Tensor:
+        """Log-probabilities of what follows each token: [num_tokens, vocab_size], float32."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(torch.tensor([list(prompt_ids)])).logits[0]
+        return logits.log_softmax(-1)
+
     def _generate(self, prompt_ids: Sequence[int], max_new_tokens: int, *, ignore_eos: bool) -> list[int]:
         prompt = torch.tensor([list(prompt_ids)])
         with torch.inference_mode():

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.integration.client import Answer, stream_all
@@ -59,6 +60,31 @@ def test_thirty_two_at_once_equal_transformers(cluster: Cluster, oracle: Oracle)
     prompts = prompts_of(oracle)
     assert len(prompts) >= 32
     check(oracle, prompts, asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, at_once=32)))
+
+
+def test_prompt_logprobs_equal_transformers_whatever_is_cached(cluster: Cluster, oracle: Oracle) -> None:
+    """They come from the prefill worker, over several chunks, with the prompt cached and not."""
+    ids = oracle.ids(LONG)[:150]
+    expected = oracle.logprobs(ids)
+    (model,) = httpx.get(f"{cluster.url}/v1/models").json()["data"]
+    wanted = {"prompt_logprobs": 2, "echo": True, "logprobs": 1}
+    body = {"model": model["id"], "prompt": ids, "max_tokens": 3, "temperature": 0} | wanted
+    for _ in range(2):
+        answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        choice = answer["choices"][0]
+        assert choice["prompt_logprobs"][0] is None
+        for at, shown in enumerate(choice["prompt_logprobs"][1:], start=1):
+            row, own = expected[at - 1], shown[str(ids[at])]
+            assert own["logprob"] == pytest.approx(float(row[ids[at]]), abs=2e-3)
+            likeliest = max(shown.values(), key=lambda one: one["logprob"])
+            assert likeliest["logprob"] == pytest.approx(float(row.max()), abs=2e-3)
+            assert likeliest["rank"] == 1
+        values = choice["logprobs"]["token_logprobs"]
+        assert len(values) == len(ids) + 3
+        assert values[1 : len(ids)] == [
+            shown[str(token)]["logprob"] for token, shown in zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)
+        ]
 
 
 def test_the_same_prompt_again_hits_the_prefix_cache_and_answers_the_same(cluster: Cluster, oracle: Oracle) -> None:

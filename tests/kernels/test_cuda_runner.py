@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from services.common import ipc
+from services.common.prompt_logprobs import PromptScores
 from services.common.request import LengthPenalty, PromptPenalty, SamplingParams
 from services.engine import host_rule, host_setup, load
 from services.engine.backends.cuda import prefill_graphs
@@ -199,3 +200,24 @@ def test_ipc_events_name_the_backend(engine: Engines, folder_of: Callable[[str],
     ready = engine(folder_of("llama"), max_running_requests=1).engine.ready()
     assert isinstance(ready, ipc.EngineReady)
     assert ready.backend == "cuda"
+
+
+def test_prompt_logprobs_equal_the_cpu_backends(engine: Engines, folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("llama")
+    sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=3)
+    runs = []
+    for driver in (Driver(folder, backend="cpu"), engine(folder, max_running_requests=2)):
+        admit, beside = driver.admit(prompt_of(21), 2, sampling=sampling), driver.admit(prompt_of(5), 3)
+        tokens = driver.outputs(beside, admit)
+        scores = PromptScores(21, 3)
+        for step in driver.said(ipc.StepDone):
+            for _, part in step.prompt_logprobs:
+                scores.take(part)
+        runs.append((tokens, list(scores.whole())))
+        driver.check()
+    assert runs[0][0] == runs[1][0]
+    for expected, found in zip(runs[0][1], runs[1][1], strict=True):
+        assert found.rank == expected.rank
+        assert [token for token, _ in found.top] == [token for token, _ in expected.top]
+        values = [found.logprob, *(value for _, value in found.top)]
+        assert values == pytest.approx([expected.logprob, *(value for _, value in expected.top)], abs=1e-4)

@@ -31,6 +31,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - a type ann
         float: st.floats(1e-3, 1e6),
         str: st.text(min_size=1, max_size=8),
         bool: st.booleans(),
+        bytes: st.binary(min_size=1, max_size=8),
         type(None): st.none(),
     }
     return simple[kind] if kind in simple else _values_of_generic(get_origin(kind), get_args(kind))

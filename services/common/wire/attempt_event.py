@@ -8,10 +8,12 @@ from services.common.messages import (
     PlacementRefused,
     Preempted,
     Prefilling,
+    PromptScored,
     Queued,
     Refused,
 )
 from services.common.wire.errors import WireError, enum_from_proto
+from services.common.wire.generation import prompt_logprobs_from_proto, prompt_logprobs_to_proto
 from services.common.wire.names import (
     CAUSE_FROM_PROTO,
     CAUSE_TO_PROTO,
@@ -37,6 +39,8 @@ def event_to_proto(event: AttemptEvent) -> pb.AttemptEvent:
             proto.placed.CopyFrom(pb.AttemptPlaced(decode=worker_ref_to_proto(decode)))
         case Joined(choices=choices, cached_tokens=cached):
             proto.joined.CopyFrom(pb.AttemptJoined(choices=choices, cached_tokens=cached))
+        case PromptScored(logprobs=logprobs):
+            proto.prompt_scored.CopyFrom(pb.AttemptPromptScored(logprobs=prompt_logprobs_to_proto(logprobs)))
         case Preempted(choice=choice):
             proto.preempted.CopyFrom(pb.AttemptPreempted(choice=choice))
         case Failed(cause=cause, message=text):
@@ -62,6 +66,8 @@ def event_from_proto(proto: pb.AttemptEvent) -> AttemptEvent:  # noqa: PLR0911 -
             return Placed(key, worker_ref_from_proto(proto.placed.decode))
         case "joined":
             return Joined(key, tuple(proto.joined.choices), proto.joined.cached_tokens)
+        case "prompt_scored":
+            return PromptScored(key, prompt_logprobs_from_proto(proto.prompt_scored.logprobs))
         case "preempted":
             return Preempted(key, proto.preempted.choice)
         case "failed":

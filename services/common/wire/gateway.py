@@ -11,9 +11,15 @@ from services.common.gateway_messages import (
     UsageReport,
     WorkerCard,
 )
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Delta
 from services.common.wire.errors import require
-from services.common.wire.generation import delta_to_proto, stop_from_proto, text_from_proto
+from services.common.wire.generation import (
+    delta_to_proto,
+    prompt_logprobs_to_proto,
+    stop_from_proto,
+    text_from_proto,
+)
 from services.common.wire.sampling import sampling_from_proto
 from sluice.v1 import gateway_pb2
 
@@ -45,14 +51,24 @@ def count_from_proto(proto: gateway_pb2.CountTokensRequest) -> CountCall:
     return CountCall(proto.model or None, _turns(proto.chat.messages))
 
 
-def generate_response(request_id: str, deltas: Sequence[Delta]) -> gateway_pb2.GenerateResponse:
-    """New output of a prompt."""
-    return gateway_pb2.GenerateResponse(request_id=request_id, deltas=[delta_to_proto(delta) for delta in deltas])
+def generate_response(
+    request_id: str, deltas: Sequence[Delta], prompt: PromptLogprobs | None
+) -> gateway_pb2.GenerateResponse:
+    """New output of a prompt; `prompt` goes with the first."""
+    return gateway_pb2.GenerateResponse(
+        request_id=request_id,
+        deltas=[delta_to_proto(delta) for delta in deltas],
+        prompt_logprobs=None if prompt is None else prompt_logprobs_to_proto(prompt),
+    )
 
 
-def chat_response(request_id: str, deltas: Sequence[Delta]) -> gateway_pb2.ChatResponse:
-    """New output of a conversation."""
-    return gateway_pb2.ChatResponse(request_id=request_id, deltas=[delta_to_proto(delta) for delta in deltas])
+def chat_response(request_id: str, deltas: Sequence[Delta], prompt: PromptLogprobs | None) -> gateway_pb2.ChatResponse:
+    """New output of a conversation; `prompt` goes with the first."""
+    return gateway_pb2.ChatResponse(
+        request_id=request_id,
+        deltas=[delta_to_proto(delta) for delta in deltas],
+        prompt_logprobs=None if prompt is None else prompt_logprobs_to_proto(prompt),
+    )
 
 
 def generate_end(request_id: str, usage: UsageReport) -> gateway_pb2.GenerateResponse:

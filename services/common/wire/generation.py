@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import (
     Delta,
     Finish,
@@ -119,6 +120,23 @@ def logprob_to_proto(one: TokenLogprob) -> types_pb2.TokenLogprob:
 def logprob_from_proto(proto: types_pb2.TokenLogprob) -> TokenLogprob:
     """The log-probabilities of one position."""
     return TokenLogprob(proto.token_id, proto.logprob, [(top.token_id, top.logprob) for top in proto.top])
+
+
+def prompt_logprobs_to_proto(logprobs: PromptLogprobs) -> types_pb2.PromptLogprobs:
+    """Inverse of `prompt_logprobs_from_proto`."""
+    return types_pb2.PromptLogprobs(
+        first=logprobs.first,
+        num_top=logprobs.num_top,
+        logprobs=logprobs.logprobs,
+        ranks=logprobs.ranks,
+        top_ids=logprobs.top_ids,
+        top_logprobs=logprobs.top_logprobs,
+    )
+
+
+def prompt_logprobs_from_proto(proto: types_pb2.PromptLogprobs) -> PromptLogprobs:
+    """Those of consecutive prompt tokens."""
+    return PromptLogprobs(proto.first, proto.num_top, proto.logprobs, proto.ranks, proto.top_ids, proto.top_logprobs)
 
 
 def delta_to_proto(delta: Delta) -> types_pb2.TokenDelta:

@@ -84,6 +84,7 @@ def _submit_to_proto(submit: Submit) -> pb.SubmitAttempt:
         output_ids=submit.output_ids,
         decode=None if submit.decode is None else peer_to_proto(submit.decode),
         age_s=submit.age_s,
+        score_prompt=submit.score_prompt,
     )
 
 
@@ -96,4 +97,5 @@ def _submit_from_proto(proto: pb.SubmitAttempt) -> Submit:
         output_ids=list(proto.output_ids),
         decode=peer_from_proto(proto.decode) if proto.HasField("decode") else None,
         age_s=proto.age_s,
+        score_prompt=proto.score_prompt,
     )

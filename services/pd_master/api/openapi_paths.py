@@ -17,7 +17,7 @@ from services.pd_master.api.native.answers import (
     ServerInfo,
 )
 from services.pd_master.api.native.schema import GenerateBody, RootBody, TokensBody
-from services.pd_master.api.openai.answers import ChatChunk, ChatCompletion, Completion, ModelCard, ModelList
+from services.pd_master.api.openai.answers import ChatChunk, Completion, ModelCard, ModelList, ScoredChatCompletion
 from services.pd_master.api.openai.chat_schema import ChatBody
 from services.pd_master.api.openai.completion_schema import CompletionBody
 from services.pd_master.api.responses.answers import Response, ResponseEvent
@@ -60,7 +60,7 @@ POSTS = {
     "/v1/chat/completions": Post(
         "Chat, OpenAI's API",
         ChatBody,
-        ChatCompletion,
+        ScoredChatCompletion,
         {
             "plain": _CHAT,
             "stream": {**_CHAT, "stream": True, "stream_options": {"include_usage": True}},
@@ -80,6 +80,11 @@ POSTS = {
         {
             "plain": {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32},
             "stream": {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32, "stream": True},
+            "scored": {
+                "model": MODEL, "prompt": "Paris is in France.", "max_tokens": 1, "echo": True, "logprobs": 1,
+                "prompt_logprobs": 2,
+            },
+            "avoiding": {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32, "bad_words": ["dragon"]},
             "several": {"model": MODEL, "prompt": ["One, two,", "A, B,"], "max_tokens": 8, "temperature": 0},
         },
         Completion,
@@ -123,6 +128,13 @@ POSTS = {
         Generated,
         {
             "plain": _NATIVE,
+            "penalties": {
+                "inputs": "The sky is",
+                "parameters": {
+                    "repetition_penalty": 1.2, "input_penalty": True, "exponential_decay_length_penalty": [4, 1.2],
+                    "max_new_tokens": 8, "prompt_logprobs": 0,
+                },
+            },
             "details": {
                 "inputs": "The sky is",
                 "parameters": {"do_sample": True, "top_k": 40, "n": 2, "max_new_tokens": 8, "return_details": True},

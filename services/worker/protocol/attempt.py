@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from services.common.ipc import AttemptKey, EngineStop
-from services.common.messages import AttemptEvent, MasterRef
-from services.common.request import Request
+from services.common.messages import AttemptEvent, MasterRef, Submit
+from services.common.prompt_logprobs import PromptScores
+from services.common.request import Request, SamplingParams
 from services.router.work import QueuedWork, WorkKind
 from services.worker.protocol.effects import OutputLog
 
@@ -33,6 +36,8 @@ class Attempt:
     """Choices whose output the master may have."""
     jobs: dict[int, set[int]] = field(default_factory=dict)
     """Jobs that decode here -> the choices that go on in them."""
+    scores: PromptScores | None = None
+    """Of the prompt, as it is computed, where the master wants them."""
     missed: int = 0
     """How often in a row its master did not name it (R8)."""
 
@@ -40,6 +45,14 @@ class Attempt:
     def num_tokens(self) -> int:
         """Tokens whose KV is needed before the next one is sampled."""
         return len(self.request.prompt_ids) + len(self.output_ids)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What a prompt's computation is asked for: its tokens' log-probabilities only while they are not all here."""
+        params = self.request.sampling
+        if params.num_prompt_logprobs is None or (self.scores is not None and not self.scores.is_complete):
+            return params
+        return msgspec.structs.replace(params, num_prompt_logprobs=None)
 
     def open_log(self, choice: int, open_log: OpenLog) -> OutputLog:
         """The choice's log, opened when it is first needed: replaying earlier output costs time."""
@@ -73,6 +86,13 @@ class Attempt:
             priority=request.priority,
             queue_deadline_s=self.arrival_s + budget_s,
         )
+
+
+def wanted_scores(submit: Submit) -> PromptScores | None:
+    """Where a new attempt's prompt's log-probabilities gather."""
+    request = submit.request
+    num_top = request.sampling.num_prompt_logprobs
+    return PromptScores(len(request.prompt_ids), num_top) if submit.score_prompt and num_top is not None else None
 
 
 def engine_stop(request: Request, eos_token_ids: tuple[int, ...]) -> EngineStop:

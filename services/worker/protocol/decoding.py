@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Generic
 
 from services.common import ipc
-from services.common.messages import Preempted
+from services.common.messages import Preempted, PromptScored
 from services.router.work import WorkKind
+from services.worker.jobs import PromptPart
 from services.worker.outputs import Taken
 from services.worker.protocol.attempt import OpenLog, engine_stop
 from services.worker.protocol.effects import Effect, EndJob, FinishSequence, SendToMaster, StartJob
@@ -52,6 +53,15 @@ class Decoding(Generic[A]):
             attempt.open_log(choice, self._open_log)
             self._masters.publish(attempt, choice)
 
+    def scored(self, part: PromptPart) -> None:
+        """Log-probabilities of prompt tokens; the master is told once it can have all."""
+        attempt = self._by_job.get(part.job_id)
+        if attempt is None or attempt.scores is None:
+            return
+        attempt.scores.take(part.logprobs)
+        if attempt.scores.is_complete and PromptScored not in attempt.said:
+            self._masters.tell(attempt, PromptScored(attempt.key, attempt.scores.whole()))
+
     def output(self, output: ipc.SequenceOutput) -> None:
         """New tokens of one sequence."""
         attempt = self._by_job.get(output.job_id)
@@ -85,7 +95,7 @@ class Decoding(Generic[A]):
             job_id=job_id,
             key=attempt.key,
             prompt_ids=ipc.pack_ids(request.prompt_ids),
-            sampling=request.sampling,
+            sampling=attempt.sampling,
             stop=engine_stop(request, self._eos_token_ids),
             arrival=attempt.arrival_s,
             output_ids=ipc.pack_ids(produced),

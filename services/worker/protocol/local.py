@@ -28,8 +28,8 @@ from services.common.messages import (
     Submit,
 )
 from services.router.work import WorkKind
-from services.worker.jobs import GivenUp, JobEvent
-from services.worker.protocol.attempt import Attempt, OpenLog, engine_stop
+from services.worker.jobs import GivenUp, JobEvent, PromptPart
+from services.worker.protocol.attempt import Attempt, OpenLog, engine_stop, wanted_scores
 from services.worker.protocol.core import DEFAULT_TIMES, ProtocolCore
 from services.worker.protocol.decoding import Decoding
 from services.worker.protocol.effects import Effect, EndJob, SendToMaster, StartJob
@@ -88,6 +88,7 @@ class LocalAttempts(ProtocolCore[LocalAttempt]):
             submit.choices,
             submit.output_ids,
             arrival_s=now - submit.age_s,
+            scores=wanted_scores(submit),
             job_id=self._new_id(),
         )
         self._masters.add(one, now)
@@ -101,7 +102,7 @@ class LocalAttempts(ProtocolCore[LocalAttempt]):
             job_id=one.job_id,
             key=one.key,
             prompt_ids=ipc.pack_ids(request.prompt_ids),
-            sampling=request.sampling,
+            sampling=one.sampling,
             stop=engine_stop(request, self._eos_token_ids),
             arrival=one.arrival_s,
             output_ids=ipc.pack_ids(one.output_ids),
@@ -133,6 +134,8 @@ class LocalAttempts(ProtocolCore[LocalAttempt]):
 
     def _decoding_event(self, event: JobEvent) -> None:
         match event:
+            case PromptPart():
+                self._decoding.scored(event)
             case ipc.SequenceOutput():
                 self._decoding.output(event)
             case ipc.Preempted():

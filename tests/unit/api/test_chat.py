@@ -193,6 +193,17 @@ async def test_bad_words_are_sequences_of_tokens(api: Api) -> None:
     assert {"Hello", "Hé", "🌍"} <= decoded <= {"Hello", " Hello", "Hé", " Hé", "🌍", " 🌍"}
 
 
+async def test_prompt_logprobs_stand_beside_the_choices(api: Api) -> None:
+    body = {"model": "tiny", "messages": HELLO, "prompt_logprobs": 0}
+    answer = (await api.http.post("/v1/chat/completions", json=body)).json()
+    prompt = api.dispatcher.requests[0].prompt_ids
+    assert answer["prompt_token_ids"] == prompt
+    assert answer["prompt_logprobs"][0] is None
+    assert [list(one) for one in answer["prompt_logprobs"][1:]] == [[str(token)] for token in prompt[1:]]
+    plain = (await api.http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO})).json()
+    assert "prompt_logprobs" not in plain
+
+
 @pytest.mark.parametrize("n", [1, 2])
 async def test_without_a_limit_a_chat_gets_what_fits_the_pool(api: Api, tiny_model: Path, n: int) -> None:
     """A context that no pool has room for is no reason to refuse who did not ask for it."""

@@ -4,6 +4,7 @@ import openai
 import pytest
 
 from services.common.errors import WorkerFailedError
+from services.pd_master import checks
 from tests.unit.api.conftest import Api
 
 
@@ -54,6 +55,53 @@ async def test_logprobs_lists_run_parallel_to_the_tokens(api: Api) -> None:
     stream = await api.openai.completions.create(model="tiny", prompt="x", logprobs=2, max_tokens=50, stream=True)
     offsets = [offset async for chunk in stream for offset in chunk.choices[0].logprobs.text_offset]
     assert offsets == logprobs.text_offset
+
+
+@pytest.mark.parametrize("num_top", [0, 2])
+async def test_echoed_prompts_have_log_probabilities_too(api: Api, num_top: int) -> None:
+    prompt, output = api.text.encode("Hé 🌍, you"), api.text.encode(" world")
+    api.dispatcher.script.output = [output]
+    ask = {"model": "tiny", "prompt": prompt, "logprobs": num_top, "echo": True, "max_tokens": 50}
+    answer = await api.openai.completions.create(**ask)
+    lists = answer.choices[0].logprobs
+    assert api.dispatcher.requests[0].sampling.num_prompt_logprobs == num_top
+    assert answer.choices[0].text == "Hé 🌍, you world"
+    assert lists.token_logprobs == [None, *[-float(at) for at in range(1, len(prompt))], *[-0.25] * len(output)]
+    assert len(lists.tokens) == len(lists.text_offset) == len(prompt) + len(output)
+    assert lists.text_offset[len(prompt)] == len("Hé 🌍, you")
+    assert answer.choices[0].text[lists.text_offset[len(prompt) - 1] :].startswith(lists.tokens[len(prompt) - 1])
+    if num_top:
+        assert lists.top_logprobs[0] is None
+        assert set(lists.top_logprobs[1].values()) == {-0.5}
+    else:
+        assert lists.top_logprobs is None
+    stream = await api.openai.completions.create(**ask, stream=True)
+    chunks = [chunk.choices[0] async for chunk in stream]
+    assert "".join(chunk.text for chunk in chunks) == answer.choices[0].text
+    assert [value for chunk in chunks for value in chunk.logprobs.token_logprobs] == lists.token_logprobs
+    assert [value for chunk in chunks for value in chunk.logprobs.text_offset] == lists.text_offset
+
+
+async def test_prompt_logprobs_are_each_choices_and_prompts_own(api: Api) -> None:
+    body = {"model": "tiny", "prompt": [[5, 6, 7], [8, 9]], "n": 2, "prompt_logprobs": 1}
+    choices = (await api.http.post("/v1/completions", json=body)).json()["choices"]
+    assert [len(choice["prompt_logprobs"]) for choice in choices] == [3, 3, 2, 2]
+    first, second, third = choices[0]["prompt_logprobs"]
+    assert first is None
+    assert second["6"] == {"logprob": -1.0, "rank": 2, "decoded_token": api.text.vocabulary.piece(6).decode()}
+    assert second["0"]["rank"] == 1
+    assert list(third) == ["7", "0"]
+    assert choices[2]["prompt_token_ids"] == [8, 9]
+
+
+async def test_more_prompt_logprobs_than_an_answer_may_hold_are_refused(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "MAX_PROMPT_LOGPROBS", 20)
+    body = {"model": "tiny", "prompt": [1] * 10, "prompt_logprobs": 1}
+    assert (await api.http.post("/v1/completions", json=body)).status_code == 200
+    refused = await api.http.post("/v1/completions", json=body | {"prompt_logprobs": 2})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
 async def test_best_of_generates_more_and_returns_n(api: Api) -> None:

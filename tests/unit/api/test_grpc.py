@@ -1,6 +1,7 @@
 """The gRPC front over a real channel."""
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
@@ -62,7 +63,9 @@ async def test_chat_applies_the_template(api: Api, stub: Stub) -> None:
 async def test_parameters_reach_the_engine(api: Api, stub: Stub) -> None:
     request = gateway_pb2.GenerateRequest(
         token_ids=gateway_pb2.TokenIds(ids=[5, 6]),
-        sampling=types_pb2.SamplingParams(temperature=1e-7, seed=7, logit_bias={3: 1.5}, num_logprobs=2),
+        sampling=types_pb2.SamplingParams(
+            temperature=1e-7, seed=7, logit_bias={3: 1.5}, num_logprobs=2, num_prompt_logprobs=1
+        ),
         stop=types_pb2.StopParams(max_new_tokens=4, stop_strings=["END"]),
         options=gateway_pb2.GenerationOptions(num_choices=2, deadline_s=9, client_request_id="mine"),
     )
@@ -73,6 +76,8 @@ async def test_parameters_reach_the_engine(api: Api, stub: Stub) -> None:
     assert (sent.stop.max_new_tokens, sent.stop.stop_strings) == (4, ("END",))
     assert (sent.num_choices, sent.deadline_s, sent.client_request_id) == (2, 9, "mine")
     assert len(messages[0].deltas[0].logprobs[0].top) == 2
+    assert struct.unpack("<f", messages[0].prompt_logprobs.logprobs) == (-1.0,)
+    assert not any(message.HasField("prompt_logprobs") for message in messages[1:])
 
 
 async def test_the_calls_deadline_is_the_requests(api: Api, stub: Stub) -> None:

@@ -119,6 +119,17 @@ async def test_penalties_are_the_wires(api: Api) -> None:
     assert full.stop.include_eos
 
 
+async def test_prompt_logprobs_come_with_the_prompts_ids(api: Api) -> None:
+    answer = await post(api, "/generate", inputs=[4, 5, 6], parameters={"prompt_logprobs": 0})
+    assert answer["prompt_token_ids"] == [4, 5, 6]
+    assert [one and list(one) for one in answer["prompt_logprobs"]] == [None, ["5"], ["6"]]
+    for parameters in ({"prompt_logprobs": -1}, {}):
+        assert "prompt_logprobs" not in await post(api, "/generate", inputs=[4, 5], parameters=parameters)
+    stream = {"inputs": "Hi", "parameters": {"prompt_logprobs": 1}}
+    response = await api.http.post("/generate_stream", json=stream)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "parameters.prompt_logprobs")
+
+
 async def test_a_stream_has_one_choice(api: Api) -> None:
     response = await api.http.post("/generate_stream", json={"inputs": "Hi", "parameters": {"n": 2}})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "parameters.n")

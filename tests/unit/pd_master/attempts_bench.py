@@ -57,7 +57,10 @@ class InOrder:
 class Bench:
     """A core with one request in it, and all it said."""
 
-    def __init__(self, num_choices: int = 1, queue_budget_s: float = 60.0, deadline_s: float = 600.0) -> None:
+    def __init__(
+        self, num_choices: int = 1, queue_budget_s: float = 60.0, deadline_s: float = 600.0,
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+    ) -> None:  # fmt: skip
         self.chooser = InOrder()
         self.core = Attempts(self.chooser, PendingLoad())
         self.said: list[Effect] = []
@@ -66,7 +69,7 @@ class Bench:
             "r",
             "m",
             [1, 2],
-            SamplingParams(),
+            sampling,
             stop,
             num_choices=num_choices,
             queue_budget_s=queue_budget_s,

@@ -1,5 +1,7 @@
 """A prompt's ordinary way through the prefill worker's core."""
 
+import msgspec
+
 from services.common import ipc
 from services.common.errors import OverloadedError
 from services.common.ipc import AttemptKey
@@ -8,7 +10,9 @@ from services.common.messages import (
     Failed,
     Placed,
     Prefilling,
+    PromptScored,
     Queued,
+    Redirect,
     RefusalReason,
     Refused,
 )
@@ -18,11 +22,12 @@ from services.common.peer_messages import (
     JoinConfirmed,
     Reserve,
 )
-from services.common.request import FinishReason
-from services.worker.jobs import ReserveFirst
+from services.common.request import FinishReason, SamplingParams
+from services.worker.jobs import PromptPart, ReserveFirst
 from services.worker.protocol import effects as fx
-from tests.unit.protocol.cores import D0, KEY, M0, handover, output, submit
+from tests.unit.protocol.cores import AT_D0, D0, KEY, M0, handover, output, request, submit
 from tests.unit.protocol.handoff_bench import PrefillBench
+from tests.unit.protocol.sim.expected import scores
 
 
 def test_reserve_goes_out_when_compute_starts_and_only_once() -> None:
@@ -130,3 +135,33 @@ def test_prompt_the_engine_ended_by_itself_is_a_failure_and_a_cancel() -> None:
     bench.event(ipc.Ended(1))
     assert bench.to_peer(D0) == [Cancel(KEY)]
     assert isinstance(bench.to_master()[-1], Failed)
+
+
+def test_a_prompts_scores_are_said_before_token_0_and_again_under_a_new_number() -> None:
+    bench = PrefillBench()
+    scored = msgspec.structs.replace(request(), sampling=SamplingParams(num_prompt_logprobs=0))
+    bench.master(msgspec.structs.replace(submit(), request=scored, score_prompt=True))
+    (start,) = bench.take(fx.StartJob)
+    assert isinstance(start.command, ipc.Admit)
+    assert start.command.sampling.num_prompt_logprobs == 0
+    bench.event(ipc.Admitted(1, 0, 3))
+    bench.event(PromptPart(1, scores(2)))
+    bench.event(output(1, 0))
+    assert PromptScored(KEY, scores(2)) not in bench.to_master()  # no place to decode is granted yet (R4)
+    bench.said.clear()
+    bench.peer(Granted(KEY, 0))
+    kinds = [type(one.event) if isinstance(one, fx.SendToMaster) else type(one) for one in bench.said]
+    assert kinds.index(PromptScored) < kinds.index(fx.Follow)
+    bench.master(Redirect(KEY, 2, AT_D0))
+    bench.said.clear()
+    bench.peer(Granted(AttemptKey("r", 2), 0))
+    assert PromptScored(AttemptKey("r", 2), scores(2)) in bench.to_master()
+
+
+def test_a_prompt_whose_scores_the_master_has_is_not_scored_again() -> None:
+    bench = PrefillBench()
+    scored = msgspec.structs.replace(request(), sampling=SamplingParams(num_prompt_logprobs=0))
+    bench.master(msgspec.structs.replace(submit(), request=scored))
+    (start,) = bench.take(fx.StartJob)
+    assert isinstance(start.command, ipc.Admit)
+    assert start.command.sampling.num_prompt_logprobs is None

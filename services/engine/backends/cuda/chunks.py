@@ -33,6 +33,8 @@ class _Chunks:
     lengths: list[int]
     ends: list[int]
     logits_tokens: list[int]
+    scored: list[int]
+    """Tokens that tell how likely the ones behind them are."""
 
 
 def stage_chunks(batch: Batch, table: DeviceTable, staging: Staging, block_queries: int) -> PrefillBatch:
@@ -68,14 +70,15 @@ def stage_padded(
 
 def _empty() -> _Chunks:
     nothing = np.empty(0, np.int32)
-    return _Chunks(nothing, nothing, nothing, [], [], [], [])
+    return _Chunks(nothing, nothing, nothing, [], [], [], [], [])
 
 
 def _chunks_of(batch: Batch) -> _Chunks:
     n = batch.num_decode_rows
+    scored = [at - n for each in batch.scored for at in range(each.rows.start, each.rows.stop)]
     return _Chunks(
         batch.input_ids[n:], batch.positions[n:], batch.out_slots[n:], [c.row for c in batch.chunks],
-        [c.length for c in batch.chunks], [c.end for c in batch.chunks], (batch.logits_tokens[n:] - n).tolist(),
+        [c.length for c in batch.chunks], [c.end for c in batch.chunks], (batch.logits_tokens[n:] - n).tolist(), scored,
     )  # fmt: skip
 
 
@@ -96,5 +99,6 @@ def _put(
         last_tiles=put(last),
         table=SlotTable(table, put(chunks.rows)),
         logits_tokens=put(chunks.logits_tokens),
+        scored=put(chunks.scored) if chunks.scored else None,
         whole=whole,
     )

@@ -49,7 +49,7 @@ class PrefillGraphs:
 
     def stage(self, batch: Batch) -> PrefillBatch:
         """Pack a batch's chunks, padded where a graph takes them."""
-        fits = [n for n in NUM_TOKENS if n >= batch.num_prefill_tokens]
+        fits = [n for n in NUM_TOKENS if n >= batch.num_prefill_tokens and not batch.scored]
         self._chosen = fits[0] if fits and len(batch.chunks) <= MAX_CHUNKS else None
         if self._chosen is None:
             return stage_chunks(batch, self._table, self._staging, self._block_queries)
@@ -57,12 +57,20 @@ class PrefillGraphs:
         assert staged.logits_tokens.data_ptr() == self._kept[self._chosen].logits_tokens.data_ptr()
         return staged
 
-    def launch(self, chunks: PrefillBatch) -> Tensor:
-        """Return the logits of what was staged last: a row for each chunk that ends its prompt, perhaps more rows."""
+    def launch(self, chunks: PrefillBatch) -> tuple[Tensor, Tensor | None]:
+        """Compute what was staged last. Return logits, a row for each chunk that ends its prompt and perhaps more, and
+        the final states of the scored tokens, where there are any."""
+        if self._chosen is None and chunks.scored is not None:
+            states, n = self._step.final_states(chunks), chunks.logits_tokens.numel()
+            return self._step.logits(states[:n]), states[n:]
         if self._chosen is None:
-            return self._step(chunks)
+            return self._step(chunks), None
         self._graphs[self._chosen]()
-        return self._logits[self._chosen]
+        return self._logits[self._chosen], None
+
+    def logits(self, states: Tensor) -> Tensor:
+        """As `PrefillStep.logits`."""
+        return self._step.logits(states)
 
     def _launches(self, num_tokens: int, batch: PrefillBatch) -> Callable[[], None]:
         def launches() -> None:

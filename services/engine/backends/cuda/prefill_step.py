@@ -41,6 +41,7 @@ class PrefillBatch:
     query_start: `[chunks + 1]`; context_lens: `[chunks]`, the chunk included.
     tiles, last_tiles: from `prefill_tiles`, of all queries and of the chunks' last tokens.
     logits_tokens: `[n]` int64: the last tokens of those chunks whose logits are needed.
+    scored: `[m]` int64: tokens whose final states are asked for, to score the tokens behind them; None for none.
     whole: `(prompts, length)` when all chunks are whole prompts of one length, else None.
     """
 
@@ -54,6 +55,7 @@ class PrefillBatch:
     table: SlotTable
     logits_tokens: Tensor
     whole: tuple[int, int] | None
+    scored: Tensor | None = None
 
 
 class PrefillStep:
@@ -68,6 +70,14 @@ class PrefillStep:
 
     def __call__(self, batch: PrefillBatch) -> Tensor:
         """Write the chunks' K and V; return logits `[len(logits_tokens), vocab]`."""
+        return self.logits(self.final_states(batch))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """`[n, hidden]` as from `final_states` -> `[n, vocab]`."""
+        return torch.mm(states, self._decoder.head.t())
+
+    def final_states(self, batch: PrefillBatch) -> Tensor:
+        """Write the chunks' K and V; return the normed states `[n, hidden]` of `logits_tokens`, then of `scored`."""
         decoder = self._decoder
         residual = decoder.embedding[batch.ids]
         normed = torch.empty_like(residual)
@@ -81,17 +91,19 @@ class PrefillStep:
         decoder, block, layer = self._decoder, self._decoder.blocks[-1], len(self._decoder.blocks) - 1
         rms_norm(residual, block.attention_norm, normed, decoder.norm_eps)
         qkv = self._rotated(layer, block, normed, batch)
-        wanted = batch.logits_tokens
+        wanted, tiles = batch.logits_tokens, batch.last_tiles
+        if batch.scored is not None:
+            wanted, tiles = torch.cat((wanted, batch.scored)), batch.tiles
         if wanted.numel():
             attended = torch.empty(len(residual), self._heads.num_heads * self._heads.head_dim,
                                    dtype=qkv.dtype, device=qkv.device)  # fmt: skip
-            self._paged(layer, qkv, batch, batch.last_tiles, attended)
+            self._paged(layer, qkv, batch, tiles, attended)
             residual, attended = residual[wanted], attended[wanted]
             normed = torch.empty_like(residual)
             self._finish(block, attended, residual, normed)
             rms_norm(residual, decoder.norm, normed, decoder.norm_eps)
-            return torch.mm(normed, decoder.head.t())
-        return residual.new_empty(0, decoder.head.shape[0])
+            return normed
+        return residual.new_empty(0, residual.shape[1])
 
     def _finish(self, block: Block, attended: Tensor, residual: Tensor, normed: Tensor) -> None:
         """Add attention's output and the MLP to the residual."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from services.common.request import TokenLogprob
 from services.engine.backends.cuda.clock import Mark
 from services.engine.backends.cuda.sampler import Logprobs
+from services.engine.prompt_scoring import ChunkScores
 
 
 @dataclass(slots=True)
@@ -27,6 +28,7 @@ class DeviceResult:
     wanted: list[Logprobs]
     mark: Mark
     waiting: Waiting
+    scores: list[ChunkScores]
     _ids: list[int] = field(default_factory=list)
     _read: bool = False
 
@@ -39,6 +41,10 @@ class DeviceResult:
             self._ids = [i for part in self.parts for i in part.tolist()]
             self._read = True
         return self._ids
+
+    def prompt_scores(self) -> list[ChunkScores]:
+        """Of the batch's scored prompt tokens; what `token_ids` waits for."""
+        return self.scores
 
     def logprobs(self) -> dict[int, TokenLogprob]:
         """Log-probabilities by sample, of those that asked for them."""

@@ -26,7 +26,7 @@ from services.engine.backends.cuda.clock import Mark, download, upload
 from services.engine.backends.cuda.decode_graphs import DecodeGraphs
 from services.engine.backends.cuda.host_pages import PinnedPages
 from services.engine.backends.cuda.prefill_graphs import PrefillGraphs
-from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep, PromptAttention
+from services.engine.backends.cuda.prefill_step import PrefillStep, PromptAttention
 from services.engine.backends.cuda.recipe import recipe_for
 from services.engine.backends.cuda.result import DeviceResult, Waiting
 from services.engine.backends.cuda.sampler import Draws, Logprobs, launch_draws, stage_draws
@@ -35,6 +35,7 @@ from services.engine.backends.cuda.staging import Staging
 from services.engine.backends.interface import Heads
 from services.engine.batch import Batch
 from services.engine.models.layers import Decoder
+from services.engine.prompt_scoring import ChunkScores, score
 from services.engine.rows import Rows
 
 log = logging.getLogger(__name__)
@@ -84,14 +85,18 @@ class CudaRunner:
             write()
         parts: list[Tensor] = []
         wanted: list[Logprobs | None] = []
+        scores: list[ChunkScores] = []
         if n:
             wanted.append(self._decode(n, rows, decode_draws))
             parts.append(download(self._graphs.sampled[:n]))
         if chunks is not None:
-            ids, logprobs = self._compute_chunks(chunks, first_draws, first_rows)
+            logits, states = self._prefill.launch(chunks)
+            ids, logprobs = self._sample_first(logits, first_draws, first_rows)
             parts.append(download(ids))
             wanted.append(logprobs)
-        return DeviceResult(parts, [each for each in wanted if each is not None], Mark(self.device), self.waiting)
+            scores = self._score(batch, states)
+        told = [each for each in wanted if each is not None]
+        return DeviceResult(parts, told, Mark(self.device), self.waiting, scores)
 
     def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
         """See Runner."""
@@ -166,10 +171,17 @@ class CudaRunner:
         scatter_ints(graphs.sampled[:n], rows[:n], self._table.next_ids)
         return logprobs
 
-    def _compute_chunks(
-        self, chunks: PrefillBatch, draws: Draws | None, rows: Tensor | None
-    ) -> tuple[Tensor, Logprobs | None]:
-        logits = self._prefill.launch(chunks)
+    def _score(self, batch: Batch, states: Tensor | None) -> list[ChunkScores]:
+        """`states`: of all scored tokens, one chunk's after the other's."""
+        if states is None:
+            return []
+        parts = states.split([len(each.targets) for each in batch.scored])
+        logits_of = self._prefill.logits
+        return [
+            score(each, part, logits_of, self._vocab, download) for each, part in zip(batch.scored, parts, strict=True)
+        ]
+
+    def _sample_first(self, logits: Tensor, draws: Draws | None, rows: Tensor | None) -> tuple[Tensor, Logprobs | None]:
         ids = torch.empty(0 if rows is None else len(rows), dtype=torch.int32, device=self.device)
         if draws is None or rows is None:
             return ids, None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
 from services.common.gateway_messages import WorkerCard
+from services.pd_master.api.prompt_logprobs import ShownPrompt
 
 
 class InputUsage(TypedDict):
@@ -27,7 +28,8 @@ class NativeToken(TypedDict):
 
 
 class Generated(TypedDict):
-    """The answer of `/generate`. What follows `prompt_tokens` is there with `return_details`."""
+    """The answer of `/generate`. What follows `prompt_tokens` is there with `return_details`,
+    `prompt_logprobs` where it was asked for."""
 
     generated_text: list[str]
     count_output_tokens: int | list[int]
@@ -36,6 +38,7 @@ class Generated(TypedDict):
     tokens: NotRequired[list[Any]]
     logprobs: NotRequired[list[Any]]
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[ShownPrompt]
     input_usage: NotRequired[InputUsage]
 
 

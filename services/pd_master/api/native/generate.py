@@ -2,13 +2,12 @@
 
 import msgspec
 
-from services.common.errors import InvalidRequestError
 from services.pd_master.api.choices import gather
 from services.pd_master.api.events import stream_events
 from services.pd_master.api.http import HttpCall, UntilDisconnect
-from services.pd_master.api.native.request import build_request, refuse_unsupported
+from services.pd_master.api.native.request import build_request, check_body
 from services.pd_master.api.native.schema import GenerateBody, RootBody
-from services.pd_master.api.native.wire import NativeEvents, whole_answer
+from services.pd_master.api.native.wire import NativeEvents, whole_answer, with_prompt
 from services.pd_master.api.parse import BodyParser
 from services.pd_master.gateway import Gateway, now
 
@@ -42,14 +41,10 @@ class NativeEndpoint:
         return await call.body(self._gateway.config.max_body_bytes)
 
     async def _answer(self, call: HttpCall, body: GenerateBody, *, stream: bool, arrived: float) -> None:
-        refuse_unsupported(body)
+        check_body(body, stream=stream)
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
             request = await self._gateway.tokenizers.run(build_request, body, target, self._gateway.config, call.label)
-            if stream and request.num_choices > 1:
-                raise InvalidRequestError(
-                    "parameters.n: a stream has one choice on this wire, as in LightLLM", param="parameters.n"
-                )
             live = await self._gateway.start(request, api="native", arrived=arrived)
             call.name_answer(request.request_id)
             try:
@@ -58,6 +53,10 @@ class NativeEndpoint:
                     return
                 choices = await gather(live, request.num_choices)
                 details = body.parameters.return_details or False
-                await call.reply(200, msgspec.json.encode(whole_answer(live, choices, target.text, details=details)))
+                answer = whole_answer(live, choices, target.text, details=details)
+                if live.prompt_logprobs is None:
+                    await call.reply(200, msgspec.json.encode(answer))
+                else:
+                    await call.reply(200, await self._gateway.tokenizers.run(with_prompt, answer, live, target.text))
             finally:
                 await live.aclose()

@@ -23,18 +23,24 @@ from services.pd_master.tokenizer import encode_bounded
 
 DEFAULT_MAX_NEW_TOKENS = 16384
 
-_UNSUPPORTED = ("prompt_logprobs",)
 
-
-def refuse_unsupported(body: GenerateBody) -> None:
-    """Raises InvalidRequestError for what no engine here applies; values that ask for nothing pass."""
-    for name in _UNSUPPORTED:
-        if getattr(body.parameters, name):
-            raise _at(name, "not supported by this server")
+def check_body(body: GenerateBody, *, stream: bool) -> None:
+    """What types alone do not say. Raises InvalidRequestError naming the field."""
+    parameters = body.parameters
+    if stream and _count(parameters) > 1:
+        raise _at("n", "a stream has one choice on this wire, as in LightLLM")
+    if stream and num_prompt_logprobs(parameters) is not None:
+        raise _at("prompt_logprobs", "not in a stream")
     for kind, items in (body.multimodal_params or {}).items():
         if items:
             param = f"multimodal_params.{kind}"
             raise InvalidRequestError(f"{param}: the served models read text only", param=param)
+
+
+def num_prompt_logprobs(parameters: Parameters) -> int | None:
+    """Rivals to show of each prompt token; None for no log-probabilities of the prompt, which -1 asks for too."""
+    given = parameters.prompt_logprobs
+    return None if given is None or given < 0 else given
 
 
 def build_request(body: GenerateBody, target: Target, config: GatewayConfig, label: str) -> Request:
@@ -43,6 +49,7 @@ def build_request(body: GenerateBody, target: Target, config: GatewayConfig, lab
     num_choices = checks.choice_count(_count(parameters), config, param="parameters.n")
     sampling = _sampling(parameters, model)
     prompt_ids = _prompt_ids(body, target)
+    checks.check_prompt_logprobs(len(prompt_ids), sampling.num_prompt_logprobs, param="parameters.prompt_logprobs")
     max_new = checks.fit_output(
         len(prompt_ids), parameters.max_new_tokens, target, param="parameters.max_new_tokens",
         num_choices=num_choices, default=DEFAULT_MAX_NEW_TOKENS,
@@ -97,6 +104,7 @@ def _sampling(parameters: Parameters, model: ServedModel) -> SamplingParams:
         logit_bias=parameters.logit_bias or {},
         allowed_token_ids=tuple(parameters.allowed_token_ids or ()),
         num_logprobs=0,  # every token on this wire shows its own
+        num_prompt_logprobs=num_prompt_logprobs(parameters),
         grammar=_grammar(parameters),
     )
 

@@ -44,7 +44,7 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_spaces_between_special_tokens: bool | None = None
     print_eos_token: bool | None = None
 
-    prompt_logprobs: Any = None
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=20)] | None = None
     return_details: bool | None = None
     group_request_id: int | str | None = None
 

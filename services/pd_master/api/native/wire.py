@@ -10,6 +10,7 @@ from services.common.request import Delta, FinishReason, TokenLogprob
 from services.pd_master.api.choices import Choice, spread
 from services.pd_master.api.errors import openai_error
 from services.pd_master.api.native.answers import Generated, InputUsage, NativeToken
+from services.pd_master.api.prompt_logprobs import shown_prompt
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.model_text import ModelText
 
@@ -35,6 +36,17 @@ def whole_answer(live: LiveRequest, choices: list[Choice], text: ModelText, *, d
         answer["prompt_token_ids"] = live.request.prompt_ids
         answer["input_usage"] = input_usage(live)
     return answer
+
+
+def with_prompt(answer: Generated, live: LiveRequest, text: ModelText) -> bytes:
+    """The answer with the prompt's log-probabilities; in a thread, since long prompts have many."""
+    scores, request = live.prompt_logprobs, live.request
+    num_top = request.sampling.num_prompt_logprobs
+    assert scores is not None
+    assert num_top is not None
+    answer["prompt_token_ids"] = request.prompt_ids
+    answer["prompt_logprobs"] = shown_prompt(request.prompt_ids, scores, num_top, text.vocabulary)
+    return encode(answer)
 
 
 class NativeEvents:

@@ -1,7 +1,9 @@
 """What OpenAI's endpoints answer, as types: they hold the code that builds the answers, and the OpenAPI document shows
 them."""
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
+
+from services.pd_master.api.prompt_logprobs import ShownPrompt
 
 
 class PromptDetails(TypedDict):
@@ -102,6 +104,13 @@ class ChatCompletion(ChatHead):
     usage: Usage
 
 
+class ScoredChatCompletion(ChatCompletion):
+    """The same with what the request's `prompt_logprobs` adds."""
+
+    prompt_logprobs: NotRequired[ShownPrompt]
+    prompt_token_ids: NotRequired[list[int]]
+
+
 class ChatDelta(TypedDict):
     """What a chunk adds."""
 
@@ -145,7 +154,8 @@ class CompletionChoice(TypedDict):
     logprobs: CompletionLogprobLists | None
     finish_reason: str | None
     stop_reason: NotRequired[str | int | None]
-    prompt_logprobs: NotRequired[list[Any] | None]
+    prompt_logprobs: NotRequired[ShownPrompt]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class CompletionHead(AnswerHead):

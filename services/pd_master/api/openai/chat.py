@@ -6,7 +6,7 @@ from services.pd_master.api.choices import Choice, gather
 from services.pd_master.api.events import stream_events
 from services.pd_master.api.http import HttpCall, UntilDisconnect
 from services.pd_master.api.openai.answer_plan import AnswerPlan, ChoiceReader, message_of, num_reasoning_tokens
-from services.pd_master.api.openai.answers import ChatChoice, ChatCompletion, ChatHead
+from services.pd_master.api.openai.answers import ChatChoice, ChatCompletion, ChatHead, ScoredChatCompletion
 from services.pd_master.api.openai.chat_events import ChatEvents, finish_reason
 from services.pd_master.api.openai.chat_request import chat_request, check_chat
 from services.pd_master.api.openai.chat_schema import ChatBody
@@ -14,6 +14,7 @@ from services.pd_master.api.openai.head import answer_head
 from services.pd_master.api.openai.logprobs import chat_logprobs
 from services.pd_master.api.openai.usage import usage_of
 from services.pd_master.api.parse import BodyParser
+from services.pd_master.api.prompt_logprobs import shown_prompt
 from services.pd_master.gateway import Gateway, Target, now
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.parsers.pieces import Content, Piece
@@ -68,7 +69,21 @@ class ChatEndpoint:
             _choice(at, choice, body, target, readers[at] if readers else None) for at, choice in enumerate(choices)
         ]
         answer: ChatCompletion = {**head, "choices": shown, "usage": usage_of([live], num_reasoning_tokens(readers))}
-        await call.reply(200, msgspec.json.encode(answer))
+        if body.prompt_logprobs is None:
+            await call.reply(200, msgspec.json.encode(answer))
+            return
+        await call.reply(
+            200, await self._gateway.tokenizers.run(_with_prompt, answer, live, body.prompt_logprobs, target)
+        )
+
+
+def _with_prompt(answer: ChatCompletion, live: LiveRequest, num_top: int, target: Target) -> bytes:
+    """The whole answer; in a thread, since long prompts have many log-probabilities."""
+    scores, prompt_ids = live.prompt_logprobs, live.request.prompt_ids
+    assert scores is not None, "asked for, and here before the first token"
+    shown = shown_prompt(prompt_ids, scores, num_top, target.text.vocabulary)
+    scored: ScoredChatCompletion = {**answer, "prompt_logprobs": shown, "prompt_token_ids": prompt_ids}
+    return msgspec.json.encode(scored)
 
 
 def _choice(at: int, choice: Choice, body: ChatBody, target: Target, reader: ChoiceReader | None) -> ChatChoice:

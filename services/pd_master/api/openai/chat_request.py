@@ -17,11 +17,9 @@ from services.pd_master.tokenizer import encode_bounded
 
 def check_chat(body: ChatBody) -> None:
     """What types alone do not say. Raises InvalidRequestError naming the field."""
-    sampling.refuse_unsupported(body)
+    sampling.check_fields(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError("stream_options: only with stream", param="stream_options")
     forced_functions(body)
     checks.check_template_kwargs(body.chat_template_kwargs or {}, "chat_template_kwargs")
 
@@ -38,6 +36,7 @@ async def chat_request(gateway: Gateway, body: ChatBody, target: Target, label: 
     prompt_ids, plan = await gateway.tokenizers.run(chat_prompt, body, target)
     bad = await sampling.bad_sequences(gateway, body, target)
     params = msgspec.structs.replace(params, grammar=plan.grammar, bad_sequences=bad)
+    checks.check_prompt_logprobs(len(prompt_ids), body.prompt_logprobs, param="prompt_logprobs")
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     param = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     max_new = checks.fit_output(len(prompt_ids), wanted, target, param=param, num_choices=num_choices)

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import msgspec
 
 from services.common.errors import SluiceError
-from services.common.request import Delta
+from services.common.request import Delta, Finish
 from services.pd_master.api.errors import openai_error
-from services.pd_master.api.openai.answers import CompletionHead
+from services.pd_master.api.openai.answers import CompletionHead, CompletionLogprobLists
 from services.pd_master.api.openai.chat_events import DONE
+from services.pd_master.api.openai.completion_answer import Echo
 from services.pd_master.api.openai.logprobs import CompletionLogprobs
 from services.pd_master.api.openai.usage import usage_of
 from services.pd_master.live_request import LiveRequest
@@ -25,13 +26,14 @@ class CompletionEvents:
         head: CompletionHead,
         *,
         include_usage: bool,
-        echoes: list[str],
+        echoes: list[Echo | None],
         logprobs: list[CompletionLogprobs] | None,
     ) -> None:
-        """`echoes`: text before each choice's output, empty without echo. `logprobs`: one per choice, if asked for."""
+        """`echoes`: what is shown before each choice's output. `logprobs`: one per choice, if asked for."""
         self._lives = lives
         self._include_usage = include_usage
-        self._echoes = echoes
+        self._unshown = {at: echo for at, echo in enumerate(echoes) if echo is not None}
+        """Prompts whose choices have shown nothing yet."""
         self._logprobs = logprobs
         self._head = b"data: " + encode(head)[:-1]
         self._open = [self._head + b',"choices":[{"index":%d,"text":' % at for at in range(len(echoes))]
@@ -39,8 +41,10 @@ class CompletionEvents:
         self._text_close = b',"logprobs":null,"finish_reason":null' + self._close
 
     def start(self) -> bytes:
-        """The echoed prompts."""
-        return b"".join([self._text(at, echo) for at, echo in enumerate(self._echoes) if echo])
+        """The echoed prompts; with log-probabilities, each waits for its own."""
+        if self._logprobs is not None:
+            return b""
+        return b"".join([self._text(at, echo.text) for at, echo in self._unshown.items() if echo.text])
 
     def batch(self, deltas: list[Delta]) -> bytes:
         """A chunk for each delta that shows something."""
@@ -64,11 +68,17 @@ class CompletionEvents:
     def _delta(self, delta: Delta) -> bytes:
         if delta.finish is None and self._logprobs is None:
             return self._text(delta.choice, delta.text) if delta.text else b""
-        logprobs = self._logprobs[delta.choice].take(delta.logprobs or []) if self._logprobs else None
-        finish = delta.finish
+        if self._logprobs is None:
+            return self._chunk(delta.choice, delta.text, None, delta.finish)
+        lists = self._logprobs[delta.choice]
+        echo = self._unshown.pop(delta.choice, None)
+        before = self._chunk(delta.choice, echo.text, echo.logprobs(lists), None) if echo else b""
+        return before + self._chunk(delta.choice, delta.text, lists.take(delta.logprobs or []), delta.finish)
+
+    def _chunk(self, choice: int, text: str, logprobs: CompletionLogprobLists | None, finish: Finish | None) -> bytes:
         parts = (
-            self._open[delta.choice],
-            encode(delta.text),
+            self._open[choice],
+            encode(text),
             b',"logprobs":',
             encode(logprobs),
             b',"finish_reason":',

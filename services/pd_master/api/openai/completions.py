@@ -7,16 +7,16 @@ import msgspec
 from services.common.errors import InvalidRequestError
 from services.common.request import Request
 from services.pd_master import checks
-from services.pd_master.api.choices import Choice, gather
+from services.pd_master.api.choices import gather
 from services.pd_master.api.events import stream_events
 from services.pd_master.api.http import HttpCall, UntilDisconnect
 from services.pd_master.api.merge import merge
 from services.pd_master.api.openai import sampling
-from services.pd_master.api.openai.answers import Completion, CompletionChoice, CompletionHead
+from services.pd_master.api.openai.answers import Completion, CompletionHead
+from services.pd_master.api.openai.completion_answer import Echo, echo_of, logprobs_of, shown_choices
 from services.pd_master.api.openai.completion_events import CompletionEvents
 from services.pd_master.api.openai.completion_schema import CompletionBody, Prompt, prompts_of
 from services.pd_master.api.openai.head import answer_head
-from services.pd_master.api.openai.logprobs import CompletionLogprobs
 from services.pd_master.api.openai.structured import answer_grammar
 from services.pd_master.api.openai.usage import usage_of
 from services.pd_master.api.parse import BodyParser
@@ -61,8 +61,14 @@ class CompletionsEndpoint:
         num_logprobs = 0 if ranked and body.logprobs is None else body.logprobs
         params = sampling.sampling_params(body, target, num_logprobs)
         bad = await sampling.bad_sequences(self._gateway, body, target)
-        params = msgspec.structs.replace(params, grammar=answer_grammar(body), bad_sequences=bad)
+        echoed = body.logprobs if body.echo else None
+        scored = max((num for num in (body.prompt_logprobs, echoed) if num is not None), default=None)
+        params = msgspec.structs.replace(
+            params, grammar=answer_grammar(body), bad_sequences=bad, num_prompt_logprobs=scored
+        )
         prompt_ids = await self._prompt_ids(body, prompt, target)
+        param = "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs"
+        checks.check_prompt_logprobs(len(prompt_ids), scored, param=param)
         max_new = checks.fit_output(
             len(prompt_ids), body.max_tokens, target, param="max_tokens", num_choices=num_choices,
             default=DEFAULT_MAX_TOKENS,
@@ -100,13 +106,13 @@ class CompletionsEndpoint:
             "object": "text_completion",
             **answer_head(body, target.model),
         }
-        echoes = [_echo(body, prompt, live, target) for prompt, live in zip(prompts, lives, strict=True)]
+        echoes = [echo_of(body, prompt, live, target) for prompt, live in zip(prompts, lives, strict=True)]
         if not body.stream:
             await self._reply(call, body, lives, target, echoes, head)
             return
         num_choices = body.n or 1
         shown = [echo for echo in echoes for _ in range(num_choices)]
-        logprobs = [_logprobs(body, echo, target) for echo in shown] if body.logprobs is not None else None
+        logprobs = [logprobs_of(body, echo, target) for echo in shown] if body.logprobs is not None else None
         events = CompletionEvents(
             lives,
             head,
@@ -123,68 +129,29 @@ class CompletionsEndpoint:
         body: CompletionBody,
         lives: list[LiveRequest],
         target: Target,
-        echoes: list[str],
+        echoes: list[Echo | None],
         head: CompletionHead,
     ) -> None:
-        async with contextlib.aclosing(merge(lives, lives[0].request.num_choices)) as batches:
-            choices = await gather(batches, len(lives) * lives[0].request.num_choices)
-        shown: list[CompletionChoice] = []
         per_prompt = lives[0].request.num_choices
-        for at, echo in enumerate(echoes):
-            of_prompt = choices[at * per_prompt : (at + 1) * per_prompt]
-            for choice in _best(of_prompt, body.n or 1):
-                shown.append(_choice(len(shown), choice, echo, body, target))
-        answer: Completion = {**head, "choices": shown, "usage": usage_of(lives)}
-        await call.reply(200, msgspec.json.encode(answer))
+        async with contextlib.aclosing(merge(lives, per_prompt)) as batches:
+            choices = await gather(batches, len(lives) * per_prompt)
+
+        def encoded() -> bytes:
+            shown = shown_choices(body, choices, lives, echoes, target)
+            answer: Completion = {**head, "choices": shown, "usage": usage_of(lives)}
+            return msgspec.json.encode(answer)
+
+        is_long = any(live.prompt_logprobs is not None for live in lives)
+        await call.reply(200, await self._gateway.tokenizers.run(encoded) if is_long else encoded())
 
 
 def _check(body: CompletionBody) -> None:
     """What types alone do not say."""
-    sampling.refuse_unsupported(body)
+    sampling.check_fields(body)
     answer_grammar(body)
     if body.suffix:
         raise InvalidRequestError("suffix: insertion is not supported by the served models", param="suffix")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError("stream_options: only with stream", param="stream_options")
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise InvalidRequestError("best_of: must be at least n", param="best_of")
     if body.best_of is not None and body.best_of > (body.n or 1) and body.stream:
         raise InvalidRequestError("best_of: a stream cannot be ranked before its end", param="best_of")
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequestError("echo: prompt log-probabilities are not supported by this server", param="echo")
-
-
-def _echo(body: CompletionBody, prompt: Prompt, live: LiveRequest, target: Target) -> str:
-    """The prompt as text, when it is to stand before the output."""
-    if not body.echo:
-        return ""
-    if isinstance(prompt, str):
-        return prompt
-    return target.text.decode(live.request.prompt_ids, skip_special_tokens=live.request.text.skip_special_tokens)
-
-
-def _best(choices: list[Choice], num: int) -> list[Choice]:
-    """The `num` choices with the highest mean log-probability (best_of), or all there are."""
-    if len(choices) <= num:
-        return choices
-    return sorted(choices, key=_mean_logprob, reverse=True)[:num]
-
-
-def _mean_logprob(choice: Choice) -> float:
-    values = [logprob.logprob for logprob in choice.logprobs]
-    return sum(values) / len(values) if values else float("-inf")
-
-
-def _logprobs(body: CompletionBody, echo: str, target: Target) -> CompletionLogprobs:
-    return CompletionLogprobs(target.text.vocabulary, body.logprobs or 0, offset=len(echo))
-
-
-def _choice(at: int, choice: Choice, echo: str, body: CompletionBody, target: Target) -> CompletionChoice:
-    logprobs = _logprobs(body, echo, target).take(choice.logprobs) if body.logprobs is not None else None
-    return {
-        "index": at,
-        "text": echo + choice.text,
-        "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
-    }

@@ -70,6 +70,8 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     add_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
 
+    prompt_logprobs: TopLogprobs | None = None
+
     guided_json: dict[str, Any] | bool | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -84,6 +86,3 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-
-    # Known, and refused with their names until an engine applies them.
-    prompt_logprobs: Any = None

@@ -3,12 +3,13 @@
 A token is shown by itself: its text with U+FFFD for bytes that are no whole characters, and in chat its bytes as well.
 """
 
+import codecs
+
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import TokenLogprob
 from services.common.text import Vocabulary
 from services.pd_master.api.openai.answers import ChatLogprobs, CompletionLogprobLists, ShownToken
-
-_LOWEST = -9999.0
-"""JSON has no infinity; OpenAI shows a probability of zero so."""
+from services.pd_master.api.prompt_logprobs import LOWEST
 
 
 def chat_logprobs(logprobs: list[TokenLogprob], vocabulary: Vocabulary, num_top: int) -> ChatLogprobs:
@@ -33,15 +34,35 @@ class CompletionLogprobs:
             self._offset += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [max(logprob.logprob, _LOWEST) for logprob in logprobs],
-            "top_logprobs": [self._top(logprob) for logprob in logprobs] if self._num_top else None,
+            "token_logprobs": [max(logprob.logprob, LOWEST) for logprob in logprobs],
+            "top_logprobs": [self._top(logprob.top) for logprob in logprobs] if self._num_top else None,
             "text_offset": offsets,
         }
 
-    def _top(self, logprob: TokenLogprob) -> dict[str, float]:
+    def take_prompt(self, prompt_ids: list[int], scores: PromptLogprobs, text: str) -> CompletionLogprobLists:
+        """The lists for an echoed prompt, whose first token has no log-probability. `text`: how it is shown."""
+        scored = list(scores)
+        top = [None, *(self._top(one.top) for one in scored)]
         return {
-            _text(self._vocabulary.piece(token)): max(value, _LOWEST) for token, value in logprob.top[: self._num_top]
+            "tokens": [_text(self._vocabulary.piece(token)) for token in prompt_ids],
+            "token_logprobs": [None, *(max(one.logprob, LOWEST) for one in scored)],
+            "top_logprobs": top if self._num_top else None,
+            "text_offset": self._offsets(prompt_ids, text),
         }
+
+    def _offsets(self, prompt_ids: list[int], text: str) -> list[int]:
+        """Where in its text each token begins; one that it does not show, such as a special token, has no width."""
+        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        offsets, offset = [], 0
+        for token in prompt_ids:
+            offsets.append(offset)
+            piece = utf8.decode(self._vocabulary.piece(token))
+            shown = next((one for one in (piece, piece.lstrip()) if text.startswith(one, offset)), "")
+            offset += len(shown)
+        return offsets
+
+    def _top(self, top: list[tuple[int, float]]) -> dict[str, float]:
+        return {_text(self._vocabulary.piece(token)): max(value, LOWEST) for token, value in top[: self._num_top]}
 
 
 def _entry(logprob: TokenLogprob, vocabulary: Vocabulary, num_top: int) -> ShownToken:
@@ -52,7 +73,7 @@ def _entry(logprob: TokenLogprob, vocabulary: Vocabulary, num_top: int) -> Shown
 
 def _shown(token_id: int, value: float, vocabulary: Vocabulary) -> ShownToken:
     piece = vocabulary.piece(token_id)
-    return {"token": _text(piece), "logprob": max(value, _LOWEST), "bytes": list(piece)}
+    return {"token": _text(piece), "logprob": max(value, LOWEST), "bytes": list(piece)}
 
 
 def _text(piece: bytes) -> str:

@@ -7,14 +7,13 @@ from services.pd_master.api.openai.fields import GenerationFields
 from services.pd_master.backend import ServedModel
 from services.pd_master.gateway import Gateway, Target
 
-_UNSUPPORTED = ("prompt_logprobs",)
 
-
-def refuse_unsupported(fields: GenerationFields) -> None:
-    """Raises InvalidRequestError for a field that is known to the API and not to any engine here."""
-    for name in _UNSUPPORTED:
-        if getattr(fields, name) is not None:
-            raise InvalidRequestError(f"{name}: not supported by this server", param=name)
+def check_fields(fields: GenerationFields) -> None:
+    """What types alone do not say. Raises InvalidRequestError naming the field."""
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidRequestError("stream_options: only with stream", param="stream_options")
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise InvalidRequestError("prompt_logprobs: not in a stream", param="prompt_logprobs")
 
 
 def sampling_params(fields: GenerationFields, target: Target, num_logprobs: int | None) -> SamplingParams:
@@ -36,6 +35,7 @@ def sampling_params(fields: GenerationFields, target: Target, num_logprobs: int 
         logit_bias=fields.logit_bias or {},
         allowed_token_ids=tuple(fields.allowed_token_ids or ()),
         num_logprobs=num_logprobs,
+        num_prompt_logprobs=fields.prompt_logprobs,
     )
 
 

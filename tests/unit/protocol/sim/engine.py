@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from services.common import ipc
 from services.common.ipc import AttemptKey
 from services.common.request import FinishReason, Request
-from services.worker.jobs import JobEvent
+from services.worker.jobs import JobEvent, PromptPart
 from services.worker.protocol.effects import StartJob
-from tests.unit.protocol.sim.expected import sample
+from tests.unit.protocol.sim.expected import sample, scores
 
 
 @dataclass
@@ -32,6 +32,8 @@ class Job:
     """Tokens whose KV this job has or will have."""
     received: list[int] | None = None
     join: ipc.Join | None = None
+    num_scored: int | None = None
+    """Prompt tokens to say the log-probabilities of, where they are asked for."""
 
 
 class Engine:
@@ -112,6 +114,8 @@ class Engine:
         for choice in command.choices:
             assert produced == [sample(request, choice, index)[0] for index in range(len(produced))]
         job = Job(job_id, command.key, "computing", request, {choice: list(produced) for choice in command.choices})
+        if command.sampling.num_prompt_logprobs is not None:
+            job.num_scored = len(request.prompt_ids) - 1
         job.hand_over, job.token_ids = command.hand_over, [*ipc.unpack_ids(command.prompt_ids), *produced]
         self.jobs[job_id] = job
         self.events.append(ipc.Admitted(job_id, 0, len(job.token_ids)))
@@ -123,6 +127,8 @@ class Engine:
         job = self.jobs[job_id]
         if job.state == "computing":
             job.state = "holding" if job.hand_over else "decoding"
+            if job.num_scored is not None:
+                self.events.append(PromptPart(job_id, scores(job.num_scored)))
             num_tokens = 1
         for choice in list(job.output_ids):
             self._sample(job, choice, num_tokens)

@@ -5,6 +5,7 @@ import functools
 from tokenizers import Tokenizer, decoders, models
 
 from services.common import ipc
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Finish, FinishReason, Request
 from services.common.text import Vocabulary
 from services.worker.outputs import ChoiceOutput
@@ -50,6 +51,11 @@ def sample(request: Request, choice: int, position: int) -> tuple[int, FinishRea
     if token == EOS and not request.stop.ignore_eos:
         return token, FinishReason.STOP
     return token, FinishReason.LENGTH if position + 1 >= request.stop.max_new_tokens else None
+
+
+def scores(num_tokens: int) -> PromptLogprobs:
+    """Of so many prompt tokens behind the first."""
+    return PromptLogprobs(1, 0, b"\0\0\x80\xbf" * num_tokens, b"\1\0\0\0" * num_tokens, b"", b"")
 
 
 class Expected:

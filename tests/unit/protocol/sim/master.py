@@ -17,14 +17,15 @@ from services.common.messages import (
     WorkerHello,
     WorkerRef,
 )
+from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Delta, Request
 from services.pd_master.attempts import Attempts
-from services.pd_master.effects import Deliver, Effect, End, Send
+from services.pd_master.effects import Deliver, Effect, End, Scored, Send
 from services.pd_master.inflight import Pair
 from services.pd_master.liveness import Liveness
 from services.pd_master.pending_load import PendingLoad
 from services.pd_master.selector import Snapshot, WorkerView, choose, choose_decode
-from tests.unit.protocol.sim.expected import Expected
+from tests.unit.protocol.sim.expected import Expected, scores
 from tests.unit.protocol.sim.net import Session
 
 
@@ -41,10 +42,25 @@ class Client:
     is_gone: bool = False
     """It went away by itself, or with its master."""
     error: SluiceError | None = None
+    has_scores: bool = False
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether it asked for its prompt's log-probabilities."""
+        return self.request.sampling.num_prompt_logprobs is not None
+
+    def scored(self, logprobs: PromptLogprobs) -> None:
+        """Once, whole, before any output, and only to who asked."""
+        assert self.wants_scores
+        assert not self.has_scores, "scored twice"
+        assert not self.ids, "scored behind output"
+        assert logprobs == scores(len(self.request.prompt_ids) - 1)
+        self.has_scores = True
 
     def take(self, delta: Delta) -> None:
         """No token is wrong, repeated or left out, no text either, and nothing comes after a finish."""
         assert not self.is_over, "output after the end"
+        assert self.has_scores or not self.wants_scores, "output before its prompt's scores"
         assert delta.choice not in self.finished, "output after a finish"
         ids = self.ids.setdefault(delta.choice, [])
         assert delta.first_index == len(ids), "a token was repeated or left out"
@@ -198,6 +214,8 @@ class Master:
                     self._say(worker, message)
                 case Deliver(request_id=request_id, delta=delta):
                     self.clients[request_id].take(delta)
+                case Scored(request_id=request_id, logprobs=logprobs):
+                    self.clients[request_id].scored(logprobs)
                 case End(request_id=request_id, error=error):
                     self.clients[request_id].end(error)
 

@@ -120,7 +120,7 @@ class Simulation:
             f"r{next(self._numbers)}",
             "m",
             prompt,
-            SamplingParams(),
+            SamplingParams(num_prompt_logprobs=0 if number % 4 == 1 else None),
             stop,
             num_choices=num_choices,
             queue_budget_s=NEVER_S if number % 10 else 10.0,

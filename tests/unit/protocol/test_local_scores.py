@@ -1,0 +1,43 @@
+"""A prompt's scores on a mixed worker, whose prompt may be preempted before it is computed."""
+
+import msgspec
+
+from services.common import ipc
+from services.common.messages import PromptScored
+from services.common.prompt_logprobs import PromptLogprobs
+from services.common.request import SamplingParams
+from services.worker.jobs import PromptPart
+from services.worker.protocol import effects as fx
+from services.worker.protocol.local import LocalAttempts
+from tests.unit.protocol.cores import KEY, Bench, output, request, submit
+from tests.unit.protocol.sim.expected import scores
+
+
+def part(first: int, count: int) -> PromptLogprobs:
+    """Of `count` prompt tokens from position `first` on."""
+    return msgspec.structs.replace(scores(count), first=first)
+
+
+def starts(bench: Bench) -> list[tuple[int, int | None]]:
+    """Jobs that were started, and what they are to score."""
+    commands = [one.command for one in bench.take(fx.StartJob)]
+    return [(one.job_id, one.sampling.num_prompt_logprobs) for one in commands if isinstance(one, ipc.Admit)]
+
+
+def test_a_prompt_computed_in_two_goes_is_said_once_and_whole() -> None:
+    bench = Bench(LocalAttempts)
+    scored = msgspec.structs.replace(request(), sampling=SamplingParams(num_prompt_logprobs=0))
+    bench.master(msgspec.structs.replace(submit(decode=None), request=scored, score_prompt=True))
+    assert starts(bench) == [(1, 0)]
+    bench.event(ipc.Admitted(1, 0, 3))
+    bench.event(PromptPart(1, part(1, 1)))
+    bench.event(ipc.Preempted(1, 0))
+    bench.event(ipc.Ended(1))
+    assert starts(bench) == [(2, 0)]
+    bench.event(PromptPart(2, part(1, 1)))
+    assert not any(isinstance(one, PromptScored) for one in bench.to_master())
+    bench.event(PromptPart(2, part(2, 1)))
+    assert bench.to_master() == [PromptScored(KEY, scores(2))]
+    bench.event(output(2, 0))
+    bench.event(ipc.Preempted(2, 0))
+    assert starts(bench) == [(3, None)]  # what the master has is not computed again

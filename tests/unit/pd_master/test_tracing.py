@@ -71,7 +71,7 @@ async def test_stages_are_connected_and_in_order() -> None:
     for before, after in itertools.pairwise(stages):
         assert before["endTimeUnixNano"] == after["startTimeUnixNano"]
     assert stages[-1]["endTimeUnixNano"] == root["endTimeUnixNano"]
-    assert abs(int(root["startTimeUnixNano"]) / 1e9 - (time.time() - 10)) < 1
+    assert abs(int(root["startTimeUnixNano"]) / 1e9 - (time.time() - 10)) < 5
     assert {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "3"}} in root["attributes"]
 
 

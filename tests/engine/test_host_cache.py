@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.common import ipc
+from services.common.prompt_logprobs import PromptScores
 from services.common.request import SamplingParams
 from services.engine import host_rule, host_setup
 from services.engine.config import ConfigError
@@ -239,3 +240,28 @@ def test_the_rule_counts_the_weights_a_token_passes(model_of: Any) -> None:  # n
     assert weights_of_a_token(routed) == 3 * 32 * 16 * 2 * (4 + 2) + 3 * 32 * (48 + 2 * 2 * 24)
     one, two = (costs_of(dense, 1000 // ranks, ranks, "cpu") for ranks in (1, 2))
     assert one.compute_s_per_token == 2 * two.compute_s_per_token
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_prompt_that_is_scored_is_computed_anew(llama: Path, depth: int) -> None:
+    """Of what is kept there are no logits; and what a launched step would have said of it was not heard."""
+    driver, prompt = driver_of(llama, pipeline_depth=depth, chunk_tokens=2, num_kv_tokens=210), prompt_of(100)
+    sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=2)
+    older = [driver.admit(prompt_of(20, seed=i), 60, arrival=0.0) for i in (1, 2)]
+    driver.turn(*older)
+    while driver.engine.state.prefilling:
+        driver.turn()
+    scored = driver.admit(prompt, 2, sampling=sampling)
+    driver.run(scored)
+    (event,) = driver.said(ipc.Preempted)
+    assert event.job_id == scored.job_id
+    again = driver.admit(prompt, 2, sampling=sampling, resumes=scored.job_id)
+    driver.run(again)
+    scores = PromptScores(len(prompt), 2)
+    for step in driver.said(ipc.StepDone):
+        for _, part in step.prompt_logprobs:
+            scores.take(part)
+    assert len(list(scores.whole())) == len(prompt) - 1
+    assert driver.engine.state.counters.kept_sequences == 0
+    assert driver.tokens[again.job_id, 0] == reference_greedy(llama, prompt, 2)
+    driver.check()

@@ -17,9 +17,8 @@ from contextlib import aclosing
 from prometheus_client import CollectorRegistry
 
 from services.common import rpc
-from services.common.config import GatewayConfig
 from services.common.metrics import Series
-from services.pd_master.discovery import Discovery, StaticDiscovery
+from services.pd_master.discovery import Discovery
 from services.pd_master.pod_api import ApiAccess, ApiError, PodApi, own_namespace
 from services.pd_master.pod_cache import PodCache
 
@@ -128,10 +127,7 @@ class KubernetesDiscovery:
         await asyncio.sleep(wait_s)
 
 
-def build_discovery(config: GatewayConfig, registry: CollectorRegistry) -> Discovery:
-    """The discovery that the options ask for. Raises ConfigError."""
-    if config.discovery == "static":
-        return StaticDiscovery(config.workers)
-    assert config.worker_selector is not None, "checked by the options"
-    api = PodApi(ApiAccess.of_this_pod(), config.namespace or own_namespace(), config.worker_selector)
+def discovery_of_pods(selector: str, namespace: str | None, registry: CollectorRegistry) -> Discovery:
+    """For a gateway in a pod; no namespace is the pod's own. Raises ConfigError outside of one."""
+    api = PodApi(ApiAccess.of_this_pod(), namespace or own_namespace(), selector)
     return KubernetesDiscovery(api, DiscoveryMetrics(registry))

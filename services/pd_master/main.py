@@ -6,17 +6,18 @@ import signal
 import socket
 
 import uvloop
+from prometheus_client import CollectorRegistry
 
 from services.common.config import GatewayConfig
 from services.common.identity import new_incarnation
 from services.common.log import configure_logging
 from services.common.messages import MasterRef
 from services.common.options import ConfigError
+from services.pd_master.discovery import Discovery, StaticDiscovery
 from services.pd_master.dispatcher import PdDispatcher
 from services.pd_master.fleet import Fleet
 from services.pd_master.fleet_metrics import FleetCollector
 from services.pd_master.front import Front
-from services.pd_master.kubernetes_discovery import build_discovery
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.pending_load import PendingLoad
 from services.pd_master.registry import Registry
@@ -45,7 +46,7 @@ async def _run(config: GatewayConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     master = MasterRef(f"{socket.gethostname()}:{config.http_port}", new_incarnation())
     pending, metrics = PendingLoad(), GatewayMetrics()
-    registry = Registry(master, build_discovery(config, metrics.registry), pending, config.worker_timeout_s)
+    registry = Registry(master, _discovery(config, metrics.registry), pending, config.worker_timeout_s)
     dispatcher = PdDispatcher(
         registry,
         pending,
@@ -62,3 +63,13 @@ async def _run(config: GatewayConfig) -> None:
         links = tasks.create_task(registry.run(fleet), name="registry")
         await front.serve(stop)
         links.cancel()
+
+
+def _discovery(config: GatewayConfig, registry: CollectorRegistry) -> Discovery:
+    if config.discovery == "static":
+        return StaticDiscovery(config.workers)
+    # The Kubernetes client takes a second and 70 MB, which only a gateway in a cluster should pay.
+    from services.pd_master.kubernetes_discovery import discovery_of_pods
+
+    assert config.worker_selector is not None, "checked by the options"
+    return discovery_of_pods(config.worker_selector, config.namespace, registry)

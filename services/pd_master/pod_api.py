@@ -1,16 +1,20 @@
-"""List and watch pods at the Kubernetes API server, as an HTTP client on the event loop."""
+"""List and watch pods through the Kubernetes client, on the event loop.
+
+Answers are taken as the server's own JSON: building the client's typed models of every pod would cost more than reading
+the few fields that discovery needs.
+"""
 
 import asyncio
 import contextlib
 import json
 import os
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx2
+import aiohttp
+from kubernetes.aio import client
 
 from services.common.options import ConfigError
 from services.pd_master.pod_cache import Manifest
@@ -18,6 +22,8 @@ from services.pd_master.pod_cache import Manifest
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _GONE = 410
 _OK = 200
+_ANSWER_S = 30.0
+"""How long the server may take for a list, or to begin a watch."""
 
 
 class ApiError(Exception):
@@ -50,11 +56,25 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """Where the API server is and how this pod proves who it is. The token is read anew each time, since it rotates."""
+    """Where the API server is and how this pod proves who it is."""
 
     url: str
     token_file: Path | None
     ca_file: Path | None
+
+    def configuration(self) -> client.Configuration:
+        """For the client. The token is read anew for each request, since it rotates."""
+        configuration = client.Configuration(host=self.url, ssl_ca_cert=str(self.ca_file) if self.ca_file else None)
+        configuration.client_session_kwargs = {"trust_env": False}  # the API server is never behind a proxy
+        if self.token_file is not None:
+            configuration.api_key["BearerToken"] = ""
+            configuration.refresh_api_key_hook = self._refresh  # type: ignore[assignment]  # the client's hint is None
+        return configuration
+
+    async def _refresh(self, configuration: client.Configuration) -> None:
+        assert self.token_file is not None
+        token = await asyncio.to_thread(self.token_file.read_text)
+        configuration.api_key["BearerToken"] = f"Bearer {token.strip()}"
 
     @classmethod
     def of_this_pod(cls) -> "ApiAccess":
@@ -75,27 +95,28 @@ def own_namespace() -> str:
 
 
 class PodApi:
-    """Pods of one namespace with certain labels. Used by discovery; one request at a time."""
+    """Pods of one namespace with certain labels. Made and used on an event loop, by discovery."""
 
     def __init__(self, access: ApiAccess, namespace: str, selector: str, *, silence_s: float = 90.0) -> None:
         """A watch on which nothing comes for `silence_s`, no bookmark either, counts as broken."""
-        self._access = access
-        self._path = f"/api/v1/namespaces/{namespace}/pods"
-        self._selector = {"labelSelector": selector}
-        verify = ssl.create_default_context(cafile=access.ca_file) if access.ca_file else True
-        timeout = httpx2.Timeout(10.0, read=silence_s)
-        self._client = httpx2.AsyncClient(base_url=access.url, verify=verify, timeout=timeout, trust_env=False)
+        self._client = client.ApiClient(access.configuration())
+        self._core = client.CoreV1Api(self._client)
+        self._namespace, self._selector = namespace, selector
+        self._silence_s = silence_s
 
     async def close(self) -> None:
         """Close connections."""
-        await self._client.aclose()
+        await self._client.close()  # type: ignore[no-untyped-call]
 
     async def list(self) -> Listing:
         """All pods now. Raises ApiError."""
-        async with _named_errors(), asyncio.timeout(30.0):
-            answer = await self._client.get(self._path, params=self._selector, headers=await self._headers())
-            _check(answer.status_code, answer.text)
-            body = json.loads(answer.content)
+        async with _named_errors(), asyncio.timeout(_ANSWER_S):
+            answer = await self._core.list_namespaced_pod_without_preload_content(
+                self._namespace, label_selector=self._selector
+            )
+            text = await answer.read()
+            _check(answer.status, text.decode(errors="replace"))
+            body = json.loads(text)
             return Listing(body["items"], body["metadata"]["resourceVersion"])
 
     async def watch(self, resource_version: str, timeout_s: int) -> AsyncGenerator[Event, None]:
@@ -103,23 +124,24 @@ class PodApi:
 
         Raises ApiError: reason `gone` when the server no longer knows that version.
         """
-        options = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(timeout_s)}
-        params = self._selector | options | {"resourceVersion": resource_version}
-        async with (
-            _named_errors(),
-            self._client.stream("GET", self._path, params=params, headers=await self._headers()) as answer,
-        ):
-            if answer.status_code != _OK:
-                _check(answer.status_code, (await answer.aread()).decode(errors="replace"))
-            async for line in answer.aiter_lines():
-                if line:
-                    yield _event(json.loads(line))
+        async with _named_errors(), await self._open_watch(resource_version, timeout_s) as answer:
+            if answer.status != _OK:
+                _check(answer.status, (await answer.read()).decode(errors="replace"))
+            while line := await asyncio.wait_for(answer.content.readline(), self._silence_s):
+                yield _event(json.loads(line))
 
-    async def _headers(self) -> dict[str, str]:
-        if self._access.token_file is None:
-            return {}
-        token = await asyncio.to_thread(self._access.token_file.read_text)
-        return {"Authorization": f"Bearer {token.strip()}"}
+    async def _open_watch(self, resource_version: str, timeout_s: int) -> aiohttp.ClientResponse:
+        async with asyncio.timeout(_ANSWER_S):
+            answer: aiohttp.ClientResponse = await self._core.list_namespaced_pod_without_preload_content(
+                self._namespace,
+                label_selector=self._selector,
+                watch=True,
+                allow_watch_bookmarks=True,
+                timeout_seconds=timeout_s,
+                resource_version=resource_version,
+                _request_timeout=timeout_s + self._silence_s,
+            )
+            return answer
 
 
 def _event(line: dict[str, Any]) -> Event:
@@ -140,7 +162,10 @@ def _check(status: int, text: str) -> None:
 async def _named_errors() -> AsyncIterator[None]:
     try:
         yield
-    except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:  # TimeoutError is an OSError
+    except client.ApiException as error:
+        _check(int(error.status or 500), str(error.reason))
+        raise ApiError("status", str(error)) from error
+    except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
         raise ApiError("unreachable", f"{type(error).__name__} {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ApiError("unreadable", f"{type(error).__name__} {error}") from error

@@ -54,7 +54,7 @@ class _Fetched:
         self.stage.last_use.hold()
         page = self.stage.view(self.num_tokens, self.pool)[:, skip : skip + len(slots)]
         index = upload(torch.from_numpy(slots), self.pool.device)
-        scatter_page(page.contiguous(), index, self.pool, _PROGRAMS)
+        scatter_page(page, index, self.pool, programs=_PROGRAMS)
         self.stage.last_use = Mark(self.pool.device)
 
 
@@ -92,7 +92,7 @@ class PinnedPages:
         stage = next(self._out)
         view = stage.view(len(slots), self._pool)
         stage.last_use.hold()
-        gather_page(self._pool, slots, view, _PROGRAMS)
+        gather_page(self._pool, slots, view, programs=_PROGRAMS)
         gathered = Mark(self._pool.device)
         stage.last_use = self._side.copy(view.view(-1), self._host(page, view.numel()), after=gathered)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from services.common.messages import Peer, Reconcile, WorkerMessage, WorkerRef
 from services.common.request import Request
+from services.pd_master.alarm import Alarm
 from services.pd_master.attempts import Attempts
 from services.pd_master.effects import Cached, Deliver, Effect, End, Scored, Send
 from services.pd_master.generation import ClientGeneration
@@ -58,7 +59,7 @@ class PdDispatcher:
         self._client_stall_s = client_stall_s
         self._generations: dict[str, ClientGeneration] = {}
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._on_alarm)
 
     @property
     def num_running(self) -> int:
@@ -101,7 +102,7 @@ class PdDispatcher:
     def _run(self, effects: list[Effect]) -> None:
         for effect in effects:
             self._carry_out(effect)
-        self._set_timer()
+        self._alarm.set(self._attempts.next_timer_s)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -124,16 +125,5 @@ class PdDispatcher:
                 if generation is not None:
                     generation.end(error)
 
-    def _set_timer(self) -> None:
-        due = self._attempts.next_timer_s
-        if self._timer is not None:
-            if due is not None and self._timer.when() <= due and not self._timer.cancelled():
-                return  # it wakes in time; too early does no harm
-            self._timer.cancel()
-            self._timer = None
-        if due is not None:
-            self._timer = self._loop.call_at(due, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _on_alarm(self) -> None:
         self._run(self._attempts.tick(self._loop.time()))

@@ -14,17 +14,18 @@ import argparse
 import asyncio
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
 
-from bench.replay.client import Asked, play, started
+from bench.replay.client import Asked, Play, play, started
 from bench.simulate import table
 from bench.simulate.figures import Figures, Slo
 from bench.simulate.measure import summary
 from bench.simulate.story import Story
 from bench.simulate.sweep import Line
-from bench.simulate.trace import Arrival, read_trace, scaled
+from bench.simulate.trace import Arrival, read_trace, scaled, shortened
 
 
 async def replay(arrivals: list[Arrival], asked: Asked, slo: Slo, timeout_s: float) -> Figures:
@@ -38,7 +39,9 @@ async def replay(arrivals: list[Arrival], asked: Asked, slo: Slo, timeout_s: flo
 
         async def one(story: Story) -> None:
             await asyncio.sleep(max(story.arrival.at_s - clock(), 0.0))
-            tokens = await play(client, story, asked, clock, lambda seconds, times: gaps.append((seconds, times)))
+            came: list[float] = []
+            tokens = await play(client, story, asked, Play(clock, came.append))
+            gaps.extend((later - earlier, 1) for earlier, later in pairwise(came))
             story.arrival = replace(story.arrival, output_tokens=tokens or story.arrival.output_tokens)
 
         async with asyncio.TaskGroup() as group:
@@ -59,6 +62,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, required=True, help="requests a second")
     parser.add_argument("--vocab-size", type=int, default=32_000)
     parser.add_argument("--max-prompt-tokens", type=int, help="cut prompts to this many")
+    parser.add_argument("--max-output-tokens", type=int, help="cut the trace's outputs to this many")
     parser.add_argument("--max-new-tokens", type=int, help="let outputs end by themselves below this")
     parser.add_argument("--ttft", type=float, default=2.0, help="bound on the time to the first token, s")
     parser.add_argument("--tpot", type=float, default=0.05, help="bound on the mean time between tokens, s")
@@ -66,9 +70,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     asked = parser.parse_args()
     arrivals = scaled(read_trace(asked.trace, asked.requests), asked.rate)
-    if asked.max_prompt_tokens:
-        most = asked.max_prompt_tokens
-        arrivals = [replace(one, prompt_tokens=min(one.prompt_tokens, most)) for one in arrivals]
+    arrivals = shortened(arrivals, asked.max_prompt_tokens, asked.max_output_tokens)
     server = Asked(asked.url.rstrip("/"), asked.model, asked.vocab_size, asked.max_new_tokens)
     figures = asyncio.run(replay(arrivals, server, Slo(asked.ttft, asked.tpot), asked.timeout))
     line = Line("replay", figures)

@@ -57,9 +57,16 @@ def body(story: Story, asked: Asked) -> dict[str, Any]:
     return fields if asked.max_new_tokens else {**fields, "ignore_eos": True}
 
 
-async def play(
-    client: httpx.AsyncClient, story: Story, asked: Asked, clock: Callable[[], float], gap: Callable[[float, int], None]
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What one request is timed with."""
+
+    clock: Callable[[], float]
+    came: Callable[[float], None] = lambda _: None
+    """Told when an event with output came."""
+
+
+async def play(client: httpx.AsyncClient, story: Story, asked: Asked, timed: Play) -> int:
     """Send one request and read it to its end; writes the story. Returns its output tokens, 0 where refused."""
     last_s: float | None = None
     num_tokens = 0
@@ -71,14 +78,13 @@ async def play(
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                event, now_s = json.loads(line[6:]), clock()
+                event, now_s = json.loads(line[6:]), timed.clock()
                 num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
                 if not event.get("choices"):
                     continue
                 if last_s is None:
                     story.first_token_s = now_s
-                else:
-                    gap(now_s - last_s, 1)
+                timed.came(now_s)
                 last_s = now_s
     except httpx.HTTPError as error:
         story.refused = repr(error)

@@ -21,6 +21,7 @@ from bench.simulate.story import Story
 from bench.simulate.timeline import Timeline
 from bench.simulate.trace import Arrival
 from services.common.errors import SluiceError
+from services.pd_master.selector import MISSING_WEIGHT
 from services.router.work import QueuedWork, RouterConfig, WorkKind
 
 _TAIL_TOKENS = 512
@@ -39,6 +40,8 @@ class Setup:
     selector: str = "ours"
     max_new_tokens: int = 2048
     """What every client asks for."""
+    missing_weight: float = MISSING_WEIGHT
+    """Of our selector."""
     queue_budget_s: float = 60.0
     """A request that no decode worker has granted by then is turned away."""
     sheds: bool = True

@@ -11,7 +11,7 @@ from bench.simulate.figures import Slo
 from bench.simulate.fleet import Setup
 from bench.simulate.rules import RULES
 from bench.simulate.selectors import SELECTORS
-from bench.simulate.trace import Arrival, read_trace
+from bench.simulate.trace import Arrival, read_trace, shortened
 from services.router.work import RouterConfig
 
 
@@ -28,6 +28,9 @@ def parser(description: str) -> argparse.ArgumentParser:
     one.add_argument("--pool", type=int, help="KV slots of each worker; the cost file's where left out")
     one.add_argument("--max-running", type=int, default=1024, help="sequences of a decode worker")
     one.add_argument("--max-new-tokens", type=int, default=2048, help="what every client asks for")
+    one.add_argument("--max-prompt-tokens", type=int, help="cut prompts to this many")
+    one.add_argument("--max-output-tokens", type=int, help="cut the trace's outputs to this many")
+    one.add_argument("--chunk-tokens", type=int, default=2048, help="prompt tokens a step computes")
     one.add_argument("--ttft", type=float, default=2.0, help="bound on the time to the first token, s")
     one.add_argument("--tpot", type=float, default=0.05, help="bound on the mean time between tokens, s")
     one.add_argument("--queue-budget", type=float, help="how long one may wait, s; --ttft where left out")
@@ -44,14 +47,17 @@ def slo(asked: argparse.Namespace) -> Slo:
 
 
 def arrivals(asked: argparse.Namespace) -> list[Arrival]:
-    """The trace, as it was recorded."""
-    return read_trace(asked.trace, asked.requests)
+    """The trace, as it was recorded but for its lengths."""
+    trace = read_trace(asked.trace, asked.requests)
+    return shortened(trace, asked.max_prompt_tokens, asked.max_output_tokens)
 
 
 def setups(asked: argparse.Namespace) -> dict[str, Setup]:
     """What is compared, by name. Raises KeyError for an unknown name."""
     costs = load_costs(asked.costs)
     pool = asked.pool or costs.pool_slots
+    chunk = asked.chunk_tokens
+    router = RouterConfig(costs.pool_slots, chunk_tokens=chunk, step_budget_tokens=chunk)
     usual = Setup(
         costs=costs,
         num_prefill=asked.prefill,
@@ -59,8 +65,8 @@ def setups(asked: argparse.Namespace) -> dict[str, Setup]:
         max_new_tokens=asked.max_new_tokens,
         sheds=asked.shed,
         queue_budget_s=asked.queue_budget or asked.ttft,
-        decode=RouterConfig(pool, max_running=asked.max_running),
-        prefill=RouterConfig(costs.pool_slots),
+        decode=replace(router, capacity_slots=pool, max_running=asked.max_running),
+        prefill=router,
     )
     if asked.compare == "rules":
         return {name: replace(usual, rule=name) for name in asked.names or RULES}

@@ -108,7 +108,8 @@ class Ours:
         views = tuple(self._view(worker) for worker in self._workers.values())
         matched = self._index.match(story.arrival.blocks)
         cached = {ref: count * BLOCK_TOKENS for ref, count in matched.items()}
-        pair = choose(_request(story), frozenset(), Snapshot(views, self._draws.random(), cached))
+        snapshot = Snapshot(views, self._draws.random(), cached)
+        pair = choose(_request(story), frozenset(), snapshot, self._fleet.setup.missing_weight)
         assert pair.decode is not None
         prefill, decode = self._workers[pair.prefill.worker_id], self._workers[pair.decode.worker.worker_id]
         assert isinstance(prefill, PrefillWorker)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -46,6 +47,20 @@ def scaled(arrivals: list[Arrival], requests_per_s: float) -> list[Arrival]:
     """The same arrivals in the same pattern, at another mean rate."""
     factor = mean_rate(arrivals) / requests_per_s
     return [replace(one, at_s=one.at_s * factor) for one in arrivals]
+
+
+def shortened(arrivals: list[Arrival], prompt_tokens: int | None, output_tokens: int | None) -> list[Arrival]:
+    """The same arrivals, prompts and outputs cut to these lengths; None cuts nothing."""
+    most_prompt, most_output = prompt_tokens or sys.maxsize, output_tokens or sys.maxsize
+    return [
+        replace(
+            one,
+            prompt_tokens=min(one.prompt_tokens, most_prompt),
+            output_tokens=min(one.output_tokens, most_output),
+            blocks=one.blocks[: -(-min(one.prompt_tokens, most_prompt) // BLOCK_TOKENS)],
+        )
+        for one in arrivals
+    ]
 
 
 def mean_rate(arrivals: list[Arrival]) -> float:

@@ -147,5 +147,5 @@ def test_cached_prefix_outweighs_a_short_wait_and_not_a_long_one() -> None:
         return choose(REQUEST, NOBODY, snapshot).prefill.worker_id
 
     assert pick_with(wait_s=1.0, cached=10_000) == "p0"
-    assert pick_with(wait_s=3.0, cached=10_000) == "p1"
+    assert pick_with(wait_s=4.0, cached=10_000) == "p1"
     assert pick_with(wait_s=1.0, cached=0) == "p1"

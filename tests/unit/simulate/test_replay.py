@@ -3,6 +3,10 @@
 import asyncio
 import json
 
+import httpx
+import pytest
+
+from bench.fit_costs import Prober, least_squares
 from bench.replay.__main__ import replay
 from bench.replay.client import Asked, prompt_ids
 from bench.simulate.figures import Slo
@@ -56,3 +60,22 @@ def test_equal_blocks_get_equal_ids() -> None:
     assert (len(one), len(other)) == (1000, 700)
     assert one[:512] == other[:512]
     assert one[512:700] != other[512:700]
+
+
+def test_a_fit_gives_back_the_coefficients_that_made_the_times() -> None:
+    terms = [(1, rows, rows * context) for rows in (1, 4, 8) for context in (64, 256, 1000)]
+    seconds = [0.02 + 0.003 * rows + 1e-5 * context for _, rows, context in terms]
+    assert least_squares(terms, seconds) == pytest.approx([0.02, 0.003, 1e-5])
+    assert least_squares([(1, n) for n in (1, 2, 3)], [3.0, 2.0, 1.0]).min() == 0, "no coefficient is below zero"
+
+
+async def test_a_prober_times_first_tokens_and_refusals_name_themselves() -> None:
+    server = Server()
+    listening = await asyncio.start_server(server.answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    async with listening, httpx.AsyncClient() as client:
+        prober = Prober(client, Asked(url, "m", 1000, None))
+        assert 0 < await prober.first_token_s(5, rounds=3) < 5.0
+        with pytest.raises(RuntimeError, match="refused a prompt of 1 tokens: 429"):
+            await prober.first_token_s(1, rounds=1)
+    assert len({tuple(body["prompt"]) for body in server.bodies[:3]}) == 3, "no prompt comes twice"  # type: ignore[arg-type]

@@ -2,14 +2,19 @@
 
 {{/* An object of a role of workers, if there are such: dict ctx component object */}}
 {{- define "sluice.forRole" -}}
-{{- if (index .ctx.Values .component).enabled }}{{ include .object . }}{{ end -}}
+{{- if include "sluice.hasRole" . }}{{ include .object . }}{{ end -}}
+{{- end }}
+
+{{/* Whether there are workers of a role: dict ctx component. `--reuse-values` brings values of a chart without the key. */}}
+{{- define "sluice.hasRole" -}}
+{{- $role := index .ctx.Values .component | default dict -}}
+{{- if ternary $role.enabled (ne .component "mixed") (hasKey $role "enabled") }}true{{ end -}}
 {{- end }}
 
 {{/* The roles there are, as words */}}
 {{- define "sluice.roles" -}}
-{{- $values := .Values -}}
 {{- $roles := list -}}
-{{- range list "prefill" "decode" "mixed" }}{{ if (index $values .).enabled }}{{ $roles = append $roles . }}{{ end }}{{ end -}}
+{{- range list "prefill" "decode" "mixed" }}{{ if include "sluice.hasRole" (dict "ctx" $ "component" .) }}{{ $roles = append $roles . }}{{ end }}{{ end -}}
 {{- join " " $roles -}}
 {{- end }}
 

@@ -12,7 +12,8 @@
 {{- end }}
 
 {{- define "sluice.validateRoles" -}}
-{{- if ne .Values.prefill.enabled .Values.decode.enabled }}{{ fail (printf "decode.enabled: %v does not go with prefill.enabled %v; a prompt computed by one needs the other (mixed workers need neither)" .Values.decode.enabled .Values.prefill.enabled) }}{{ end -}}
+{{- $roles := splitList " " (include "sluice.roles" .) -}}
+{{- if ne (has "prefill" $roles) (has "decode" $roles) }}{{ fail (printf "decode.enabled: %v does not go with prefill.enabled %v; a prompt computed by one needs the other (mixed workers need neither)" (has "decode" $roles) (has "prefill" $roles)) }}{{ end -}}
 {{- if not (include "sluice.roles" .) }}{{ fail "mixed.enabled: must be true when prefill.enabled and decode.enabled are false; somebody has to do the work" }}{{ end -}}
 {{- end }}
 

@@ -12,8 +12,9 @@ import logging
 import time
 import zlib
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -44,6 +45,9 @@ from services.engine.transfer.wire import TRANSFER_PROTOCOL
 from services.engine.transfer_setup import TransferEnd
 
 log = logging.getLogger(__name__)
+
+Tell: TypeAlias = Callable[[list[Event]], None]
+"""Sends events at once."""
 
 
 class _Launched(NamedTuple):
@@ -146,15 +150,20 @@ class Engine:
         return self._commands.shutdown
 
     @torch.inference_mode()
-    def turn(self, commands: list[Command]) -> list[Event]:
+    def turn(self, commands: list[Command], tell: Tell | None = None) -> list[Event]:
         """Rank 0: have all ranks apply commands, launch one step, handle what is due.
 
-        Returns the events to send, in order. Raises RankLostError when a rank takes no turns any more.
+        Returns the events to send, in order. Those that come before the launch go to `tell` then: where a step is
+        computed as it is launched, an admission would else be heard of, and the prompt's reservation be made, only when
+        its first chunk is done. Raises RankLostError when a rank takes no turns any more.
         """
         self._pump()
         if self._agreement.count > 1 and not (commands or self._agreement.has_notes or self._must_turn):
             return []  # nothing that the others would have to know
-        self._take(self._agreement.begin(commands, self._drawn))
+        self._take(self._agreement.begin(commands, self._drawn), tell)
+        return self._said()
+
+    def _said(self) -> list[Event]:
         events, self.state.events = self.state.events, []
         return events
 
@@ -174,7 +183,7 @@ class Engine:
         self._agreement.send_notes()
         return turn is not None
 
-    def _take(self, turn: Turn) -> None:
+    def _take(self, turn: Turn, tell: Tell | None = None) -> None:
         for command in turn.commands:
             self._commands.apply(command)
         for rank, note in turn.notes:
@@ -184,6 +193,8 @@ class Engine:
         if self._arrivals is not None:
             self._arrivals.join_complete()
         self._restores.turn()
+        if tell is not None and self.state.events:
+            tell(self._said())
         batch = self._launch()
         self._is_idle = batch is None
         while self._launched and (batch is None or len(self._launched) > self._depth):

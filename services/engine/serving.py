@@ -21,7 +21,7 @@ def serve(engine: Engine, channel: Channel) -> None:
     while not engine.stopped:
         commands = channel.receive()
         with channel.stepping():
-            events = engine.turn(commands)
+            events = engine.turn(commands, channel.send)
         now = time.monotonic()
         if now - told >= ALIVE_S or engine.is_empty != was_empty:
             told = now

@@ -12,6 +12,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from services.common.metrics import WorkerMetrics
+from services.engine.counters import EngineCounters
 from services.pd_master.fleet_metrics import FleetCollector
 from services.pd_master.kubernetes_discovery import DiscoveryMetrics
 from services.pd_master.metrics import GatewayMetrics
@@ -30,7 +31,7 @@ def declared() -> set[str]:
     registry = CollectorRegistry()
     DiscoveryMetrics(registry)
     FleetCollector(registry, lambda: Snapshot((), 0.0), PrefixIndex())
-    names = set()
+    names = {f"sluice_engine_{name}_total" for name in EngineCounters().values()}  # made as the engine reports them
     for source in (WorkerMetrics(has_prefill=True, has_decode=True).registry, GatewayMetrics().registry, registry):
         for family in source.collect():
             suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])

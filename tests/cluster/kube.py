@@ -114,12 +114,11 @@ def is_ready(pod: Manifest) -> bool:
 def running_cluster(images: list[Path]) -> Iterator[Kube]:
     """Start a node with these images, enter its network, and end it; one that already runs is used and left running."""
     tool, was_running = os.environ[TOOL], _is_running()
-    if was_running:
-        for image in images:
-            subprocess.run([tool, "import", str(FOLDER), image], check=True, timeout=400)
-    else:
+    if not was_running:
         _tidy()
-        subprocess.run([tool, "up", str(FOLDER), *map(str, images)], check=True, timeout=600)
+        subprocess.run([tool, "up", str(FOLDER)], check=True, timeout=600)
+    for image in images:  # afterwards, since the tool gives the node two minutes, and on a busy machine they take more
+        subprocess.run([tool, "import", str(FOLDER), image], check=True, timeout=600)
     home = Path("/proc/self/ns/net").open()  # noqa: SIM115 - held until the way back
     try:
         with Path(f"/proc/{_node_pid()}/ns/net").open() as there:

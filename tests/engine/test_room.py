@@ -189,3 +189,11 @@ def test_the_last_chunk_of_a_handed_over_prompt_is_short(llama: Path) -> None:
     driver = Driver(llama, chunk_tokens=64, push_tail_tokens=8)
     driver.run(driver.admit(prompt_of(60), 9, hand_over=True))
     assert [event.num_prefill_tokens for event in driver.said(ipc.StepDone)] == [52, 8]
+
+
+def test_an_admission_is_told_before_its_first_chunk_is_computed(llama: Path) -> None:
+    driver = Driver(llama)
+    told: list[ipc.Event] = []
+    events = driver.engine.turn([driver.admit(range(5, 15))], told.extend)
+    assert [type(one) for one in told] == [ipc.Admitted]
+    assert not any(isinstance(one, ipc.Admitted) for one in events)

@@ -132,6 +132,8 @@ class Request(msgspec.Struct, frozen=True):
     """How long it may wait before its prefill starts."""
     deadline_s: float = 600.0
     """How long it may take in all, from the gateway's acceptance."""
+    caller: str = ""
+    """Name of the API key it came with; empty where none is needed. Output lengths are predicted by caller."""
     traceparent: str = ""
     """W3C trace context of the gateway's span; empty where the request is not traced."""
 

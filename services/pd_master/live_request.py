@@ -43,7 +43,11 @@ class LiveRequest:
     ) -> None:
         self._root = tracer.begin(current_parent.get()) if tracer is not None else None
         traceparent = self._root.span.header if self._root is not None else ""
-        self.request = msgspec.structs.replace(request, traceparent=traceparent) if traceparent else request
+        self.key = current_key.get()
+        """Name of the caller's API key."""
+        if traceparent or self.key:
+            request = msgspec.structs.replace(request, traceparent=traceparent, caller=self.key)
+        self.request = request
         self.num_output_tokens = 0
         self._metrics = metrics
         self._api = api
@@ -58,8 +62,6 @@ class LiveRequest:
         self._first_token = 0.0
         self._first_token_s = 0.0
         self._finishes: list[str] = []
-        self.key = current_key.get()
-        """Name of the caller's API key."""
         self._tracer = tracer
         self._joined = 0.0
         self._outcome = "aborted"

@@ -46,7 +46,7 @@ class QueuedWork:
     queue_deadline_s: float = math.inf
     """It is given up if it is not let in by then."""
     evidence_key: str = ""
-    """Whose output lengths are evidence for this one (a caller, a route); the priority's where empty."""
+    """Whose output lengths are evidence for this one: the caller's; the priority's where empty."""
     shared_tokens: int = 0
     """Tokens of the prompt known to be held by running work, which it would use too."""
 

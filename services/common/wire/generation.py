@@ -88,6 +88,7 @@ def request_to_proto(request: Request) -> worker_pb2.GenerationRequest:
         queue_budget_s=request.queue_budget_s,
         deadline_s=request.deadline_s,
         traceparent=request.traceparent,
+        caller=request.caller,
     )
 
 
@@ -108,6 +109,7 @@ def request_from_proto(proto: worker_pb2.GenerationRequest) -> Request:
         queue_budget_s=proto.queue_budget_s,
         deadline_s=proto.deadline_s,
         traceparent=proto.traceparent,
+        caller=proto.caller,
     )
 
 

@@ -84,6 +84,7 @@ class Attempt:
             min_new_tokens=stop.max_new_tokens if fixed_length else stop.min_new_tokens,
             num_choices=len(self.choices) if choices is None else choices,
             priority=request.priority,
+            evidence_key=request.caller,
             queue_deadline_s=self.arrival_s + budget_s,
         )
 

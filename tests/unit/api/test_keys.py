@@ -12,11 +12,17 @@ import pytest
 import pytest_asyncio
 
 from services.common.config import GatewayConfig
+from services.common.ipc import AttemptKey
+from services.common.messages import MasterRef
 from services.common.options import ConfigError
+from services.common.request import Request, SamplingParams, StopParams
 from services.pd_master.front import Front
 from services.pd_master.keys import ApiKeys, UnauthenticatedError, current_key
+from services.pd_master.live_request import LiveRequest
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.model_text import ModelText
+from services.router.work import WorkKind
+from services.worker.protocol.attempt import Attempt
 from sluice.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.fakes.dispatcher import FakeDispatcher, FakeModel, FakeModels
 
@@ -88,6 +94,16 @@ async def test_http_needs_a_key_but_for_probes(front: Front, caplog: pytest.LogC
     assert "key=alice" in line
     assert "finish=stop" in line
     assert "secret" not in line
+
+
+def test_workers_are_told_the_keys_name_to_predict_lengths_by() -> None:
+    request = Request("r", "m", [1], SamplingParams(), StopParams(5))
+    token = current_key.set("alice")
+    live = LiveRequest(request, GatewayMetrics(), api="test", arrived=0.0, on_end=lambda _: None)
+    current_key.reset(token)
+    assert live.request.caller == "alice"
+    attempt = Attempt(AttemptKey("r", 1), MasterRef("m", "1"), live.request, (0,), [], 0.0)
+    assert attempt.work(1, WorkKind.RESERVATION).evidence_key == "alice"
 
 
 async def test_limits_of_a_key_answer_429_with_the_time_to_come_back(front: Front) -> None:

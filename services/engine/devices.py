@@ -9,6 +9,7 @@ from services.engine.backends.cpu import CpuBackend
 from services.engine.backends.interface import Heads
 from services.engine.config import ConfigError, EngineConfig
 from services.engine.model_runner import ModelRunner
+from services.engine.models.generic import GenericDecoder
 from services.engine.models.layers import Decoder
 from services.engine.ranks import Ranks
 from services.engine.rows import Rows
@@ -40,7 +41,7 @@ def choose_device(config: EngineConfig) -> torch.device:
 
 
 def make_runner(
-    decoder: Decoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor], ranks: Ranks
+    decoder: Decoder | GenericDecoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor], ranks: Ranks
 ) -> Runner:
     """Build what runs steps on the pool's device."""
     if pool.device.type != "cpu":
@@ -48,4 +49,4 @@ def make_runner(
 
         return CudaRunner(decoder, pool, rows, heads, rope)
     backend = CpuBackend(pool, rows.table, heads, rope, ranks)
-    return ModelRunner(backend.adopt(decoder), backend, Sampler())
+    return ModelRunner(backend.adopt(decoder) if isinstance(decoder, Decoder) else decoder, backend, Sampler())

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,8 +14,10 @@ from services.engine.config import ConfigError, EngineConfig
 from services.engine.devices import choose_device, make_runner
 from services.engine.fingerprint import kv_layout, model_fingerprint
 from services.engine.memory import fits
-from services.engine.models.config import ModelConfig, read_model_config
+from services.engine.models.config import FAMILIES, ModelConfig, dtype_name, read_model_config, read_raw_config
 from services.engine.models.families import build_decoder
+from services.engine.models.generic import GenericDecoder
+from services.engine.models.layers import Decoder
 from services.engine.models.rope import rope_tables
 from services.engine.models.weights import RandomSource, SafetensorsSource, Weights, WeightSource
 from services.engine.pool import allocate_pool, choose_num_slots, kv_bytes_per_token
@@ -50,12 +53,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     torch.set_num_threads(config.num_threads or max(1, torch.get_num_threads() // config.num_ranks))
     device = choose_device(config)
     ranks = join_ranks(config, device)
-    model, open_source = _open_model(config)
-    ranks.check({"num_attention_heads": model.num_heads, "num_key_value_heads": model.num_kv_heads})
-    dtype: torch.dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
-    with torch.inference_mode(), fits(device, f"{config.model} in {dtype}", _SMALLER_MODEL):
-        source = open_source(device, dtype)
-        decoder = build_decoder(model, Weights(source, device, dtype, rank=ranks.rank, num_ranks=ranks.count))
+    with torch.inference_mode(), fits(device, f"{config.model} in {config.dtype}", _SMALLER_MODEL):
+        model, dtype, decoder = _build(config, device, ranks)
         bytes_per_token = kv_bytes_per_token(model, dtype) // ranks.count
         num_slots = min(ranks.each(choose_num_slots(config, bytes_per_token, device)))
         pool = allocate_pool(model, num_slots, dtype, device, ranks.count)
@@ -81,6 +80,42 @@ def load_model(config: EngineConfig) -> LoadedModel:
     return loaded
 
 
+def _build(
+    config: EngineConfig, device: torch.device, ranks: Ranks
+) -> tuple[ModelConfig, torch.dtype, Decoder | GenericDecoder]:
+    """The model, with weights, in its family's own implementation where there is one."""
+    path = _model_path(config)
+    raw = read_raw_config(path) if path.is_dir() else {}
+    if raw and raw.get("model_type") not in FAMILIES:
+        dtype = _dtype(config, dtype_name(raw, str(path)))
+        return _build_generic(config, path, raw, device, dtype)
+    model, open_source = _open_model(config, path)
+    ranks.check({"num_attention_heads": model.num_heads, "num_key_value_heads": model.num_kv_heads})
+    dtype = _dtype(config, model.dtype)
+    source = open_source(device, dtype)
+    return model, dtype, build_decoder(model, Weights(source, device, dtype, rank=ranks.rank, num_ranks=ranks.count))
+
+
+def _build_generic(
+    config: EngineConfig, path: Path, raw: dict[str, Any], device: torch.device, dtype: torch.dtype
+) -> tuple[ModelConfig, torch.dtype, GenericDecoder]:
+    if config.num_ranks > 1:
+        raise ConfigError(
+            f"num_ranks is {config.num_ranks}; model_type {raw.get('model_type')!r} runs on one rank only, unlike "
+            f"{', '.join(FAMILIES)}"
+        )
+    from services.engine.models.generic_loading import open_generic  # transformers takes seconds to import
+
+    seed = config.random_seed if config.load_format == "random" else None
+    model, decoder = open_generic(path, raw, device, dtype, seed)
+    return model, dtype, decoder
+
+
+def _dtype(config: EngineConfig, own: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, own if config.dtype == "auto" else config.dtype)
+    return dtype
+
+
 def _load_name(config: EngineConfig) -> str:
     return f"random {config.random_seed}" if config.load_format == "random" else "files"
 
@@ -97,12 +132,17 @@ def _gguf_file(path: Path, config: EngineConfig) -> Path | None:
     return files[0] if files else None
 
 
-def _open_model(config: EngineConfig) -> tuple[ModelConfig, Callable[[torch.device, torch.dtype], WeightSource]]:
-    """The model's shape, and a function that opens its weights once device and dtype are known."""
+def _model_path(config: EngineConfig) -> Path:
     path = Path(config.model).expanduser()
     if not path.exists():
         raise ConfigError(f"model {config.model} is neither a folder nor a file here")
-    path = _gguf_file(path, config) or path
+    return _gguf_file(path, config) or path
+
+
+def _open_model(
+    config: EngineConfig, path: Path
+) -> tuple[ModelConfig, Callable[[torch.device, torch.dtype], WeightSource]]:
+    """The model's shape, and a function that opens its weights once device and dtype are known."""
     if path.suffix == ".gguf":
         from services.engine.models.gguf import GgufModel  # reading GGUF needs a package that few deployments use
 

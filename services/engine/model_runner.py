@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from services.common.request import TokenLogprob
 from services.engine.backends.interface import Backend
 from services.engine.batch import Batch, Scored
+from services.engine.models.generic import GenericDecoder
 from services.engine.models.layers import Decoder
 from services.engine.prompt_scoring import ChunkScores, score
 from services.engine.sampler import Sampled, Sampler
@@ -39,21 +41,19 @@ class SampledStep:
 class ModelRunner:
     """The Runner over a backend's operations; owns the decoder, the backend and the sampler."""
 
-    def __init__(self, decoder: Decoder, backend: Backend, sampler: Sampler) -> None:
+    def __init__(self, decoder: Decoder | GenericDecoder, backend: Backend, sampler: Sampler) -> None:
         self._decoder = decoder
         self._sampler = sampler
         self.backend = backend
 
     def launch(self, batch: Batch) -> SampledStep:
         """Compute a batch; its KV is in the pool and its ids are the rows' next inputs when the device gets there."""
-        backend = self.backend
-        hidden = self._decoder.forward(backend.prepare(batch), backend)
-        scores = [self._score(scored, hidden[scored.rows]) for scored in batch.scored]
+        ids, n = self.backend.prepare(batch), len(batch.logits_tokens)
+        states = self._decoder.states(ids, self._wanted(batch), self.backend)
+        scores = self._score(batch.scored, states[n:]) if batch.scored else []
         if not batch.samples:
             return SampledStep(None, scores)
-        if len(batch.logits_tokens) != batch.num_tokens:
-            hidden = hidden[torch.from_numpy(batch.logits_tokens).to(backend.device)]
-        logits = self._decoder.logits(hidden, backend)
+        logits = self._decoder.logits(states[:n], self.backend)
         sampled = self._sampler.sample(logits, batch.samples)
         self._remember(batch, sampled.ids)
         return SampledStep(sampled, scores)
@@ -63,9 +63,19 @@ class ModelRunner:
         device = self.backend.device
         self.backend.remember(torch.tensor(rows, device=device), torch.tensor(ids, device=device))
 
-    def _score(self, scored: Scored, hidden: Tensor) -> ChunkScores:
-        decoder = self._decoder
-        return score(scored, hidden, lambda rows: decoder.logits(rows, self.backend), decoder.head.shape[0], Tensor.cpu)
+    def _wanted(self, batch: Batch) -> Tensor | None:
+        """Tokens whose final states are needed: those that are sampled from, then the scored ones; None for all."""
+        if not batch.scored and len(batch.logits_tokens) == batch.num_tokens:
+            return None
+        scored = [np.arange(each.rows.start, each.rows.stop) for each in batch.scored]
+        return torch.from_numpy(np.concatenate((batch.logits_tokens, *scored))).long().to(self.backend.device)
+
+    def _score(self, scored: list[Scored], states: Tensor) -> list[ChunkScores]:
+        decoder, parts = self._decoder, states.split([len(each.targets) for each in scored])
+        return [
+            score(each, part, lambda rows: decoder.logits(rows, self.backend), decoder.vocab_size, Tensor.cpu)
+            for each, part in zip(scored, parts, strict=True)
+        ]
 
     def _remember(self, batch: Batch, ids: Tensor) -> None:
         index = [i for i, s in enumerate(batch.samples) if s.sequence.row is not None]

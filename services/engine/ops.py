@@ -56,6 +56,18 @@ class Ops(Protocol):
         """
         ...
 
+    @property
+    def positions(self) -> Tensor:
+        """The step's positions [num_tokens], int64."""
+        ...
+
+    def attend_rotated(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Write k and v to the step's slots and attend causally, for models that rotate queries and keys themselves.
+
+        q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim]. Returns the shape of q.
+        """
+        ...
+
     def reduce(self, x: Tensor) -> Tensor:
         """Sum over tensor-parallel ranks; the identity on one."""
         ...

@@ -8,14 +8,26 @@ import torch
 from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 from tests.unit.api.tiny_model import write_tiny_model
@@ -45,11 +57,23 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": False}),
     "qwen3-moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, _EXPERTS),
 }  # fmt: skip
+GENERIC: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, {
+        "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": None}),
+    "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM, {}),
+    "gpt-neox": (GPTNeoXConfig, GPTNeoXForCausalLM, {"rotary_pct": 0.5}),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM, {"head_dim": 16}),
+}  # fmt: skip
+"""Families without a file of their own."""
 
 
 def make_model(family: str, folder: Path, *, seed: int = 0, **shape: int) -> Path:
     """Save a tiny model; weights are wide enough that greedy output varies and has no near ties."""
-    config_class, model_class, extra = FAMILIES[family]
+    config_class, model_class, extra = (FAMILIES | GENERIC)[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**{**_SHAPE, **extra, **shape}))
     with torch.no_grad():

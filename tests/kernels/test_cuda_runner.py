@@ -23,7 +23,7 @@ from tests.engine.tiny import EOS, FAMILIES, make_model, prompt_of, reference_gr
 
 HAS_CARD = torch.cuda.is_available()
 TOKENS = 5 if HAS_CARD else 3  # interpreted steps take seconds
-SHOWN = FAMILIES if HAS_CARD else ("llama-biased", "qwen3-moe")
+SHOWN = (*FAMILIES, "gemma3", "gpt-neox", "olmo2") if HAS_CARD else ("llama-biased", "qwen3-moe", "gemma3")
 Engines = Callable[..., Driver]
 
 

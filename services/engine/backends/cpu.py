@@ -24,6 +24,7 @@ from services.engine.transfer import layout
 @dataclass(frozen=True, slots=True)
 class _Step:
     num_tokens: int
+    positions: Tensor  # [T]
     cos: Tensor  # [T, 1, head_dim]
     sin: Tensor
     out_slots: slice | Tensor
@@ -72,6 +73,7 @@ class CpuBackend:
         positions = torch.from_numpy(batch.positions).long()
         self._step = _Step(
             num_tokens=batch.num_tokens,
+            positions=positions,
             cos=self._cos[positions].unsqueeze(1),
             sin=self._sin[positions].unsqueeze(1),
             out_slots=run_or_index(batch.out_slots),
@@ -154,6 +156,23 @@ class CpuBackend:
             x[:, h : h + kv] = functional.rms_norm(x[:, h : h + kv], (d,), norm.k_weight, norm.eps)
         qk = x[:, : h + kv]
         torch.addcmul(qk * step.cos, qk.roll(d // 2, -1), step.sin, out=qk)
+        return self._attend(layer, x, step)
+
+    @property
+    def positions(self) -> Tensor:
+        """See Ops."""
+        assert self._step is not None, "positions before prepare()"
+        return self._step.positions
+
+    def attend_rotated(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """See Ops."""
+        assert self._step is not None, "attend_rotated() before prepare()"
+        q = q * (scale * self._heads.head_dim**0.5)  # attention scales by the head's width
+        return self._attend(layer, torch.cat((q, k, v), dim=1), self._step).view(q.shape)
+
+    def _attend(self, layer: int, x: Tensor, step: _Step) -> Tensor:
+        """x: rotated, [num_tokens, num_heads + 2 * num_kv_heads, head_dim]."""
+        h, heads = self._heads.num_heads, self._heads
         pool = self.pool[layer]
         if isinstance(step.out_slots, slice):
             pool[step.out_slots] = x[:, h:]

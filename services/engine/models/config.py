@@ -67,14 +67,19 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Read `folder`/config.json and generation_config.json; raises ConfigError naming what is missing."""
+    """Read the shape of a family that has a file here; raises ConfigError naming what is missing."""
+    return parse_model_config(read_raw_config(folder), str(folder / "config.json"))
+
+
+def read_raw_config(folder: Path) -> dict[str, Any]:
+    """Read `folder`/config.json, its end tokens by generation_config.json where that has some. Raises ConfigError."""
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"model folder {folder} has no config.json")
     raw = _read_json(path)
     generation = folder / "generation_config.json"
     eos = _read_json(generation).get("eos_token_id") if generation.is_file() else None
-    return parse_model_config(raw if eos is None else {**raw, "eos_token_id": eos}, str(path))
+    return raw if eos is None else {**raw, "eos_token_id": eos}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -110,8 +115,8 @@ def parse_model_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=family == "qwen2" or bool(raw.get("attention_bias", False)),
         mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
-        eos_token_ids=_eos(raw.get("eos_token_id")),
-        dtype=_dtype(raw, source),
+        eos_token_ids=eos_token_ids(raw.get("eos_token_id")),
+        dtype=dtype_name(raw, source),
         experts=_experts(raw, source) if family == "qwen3_moe" else None,
     )
 
@@ -157,13 +162,15 @@ def _rope(raw: Mapping[str, Any], source: str) -> RopeConfig:
     return RopeConfig(theta=float(theta), kind=kind, parameters=parameters)
 
 
-def _eos(value: int | list[int] | None) -> tuple[int, ...]:
+def eos_token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    """The ids as a config has them: one, several or none."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _dtype(raw: Mapping[str, Any], source: str) -> str:
+def dtype_name(raw: Mapping[str, Any], source: str) -> str:
+    """The checkpoint's type, by the name that torch has for it."""
     name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
     if name not in _DTYPES:
         raise ConfigError(f"{source}: dtype is {name!r}; supported: {', '.join(_DTYPES)}")

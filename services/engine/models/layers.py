@@ -77,6 +77,16 @@ class Decoder:
             x = block.mlp(x, ops)
         return residual.add_(x)
 
+    def states(self, ids: Tensor, wanted: Tensor | None, ops: Ops) -> Tensor:
+        """The forward's hidden states of the tokens `wanted` [n], int64, or of all: what `logits` takes."""
+        hidden = self.forward(ids, ops)
+        return hidden if wanted is None else hidden[wanted]
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits of a token."""
+        return int(self.head.shape[0])
+
     def logits(self, hidden: Tensor, ops: Ops) -> Tensor:
         """[n, hidden] -> [n, vocab_size] of the tokens that are sampled from."""
         return ops.linear(ops.rms_norm(hidden, self.norm, self.norm_eps), self.head, None)

@@ -24,6 +24,7 @@ from kernels.prefill_attention import PrefillTuning
 from services.engine.arrays import Ints
 from services.engine.backends.cuda.clock import Mark, download, upload
 from services.engine.backends.cuda.decode_graphs import DecodeGraphs
+from services.engine.backends.cuda.eager_steps import EagerDecode, EagerPrefill, EagerStep
 from services.engine.backends.cuda.host_pages import PinnedPages
 from services.engine.backends.cuda.prefill_graphs import PrefillGraphs
 from services.engine.backends.cuda.prefill_step import PrefillStep, PromptAttention
@@ -34,6 +35,7 @@ from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
 from services.engine.backends.interface import Heads
 from services.engine.batch import Batch
+from services.engine.models.generic import GenericDecoder
 from services.engine.models.layers import Decoder
 from services.engine.prompt_scoring import ChunkScores, score
 from services.engine.rows import Rows
@@ -42,6 +44,9 @@ log = logging.getLogger(__name__)
 
 _STAGING_INTS = 1 << 20
 """Room for a step's arrays: 4 MiB; what is beyond is copied apart."""
+_SMALL_TILES = PrefillTuning(block_queries=64, block_keys=32, stages=2, warps=4)
+"""Where rows of K and V take more than 256 bytes: larger ones do not fit into shared memory."""
+_WIDEST_FOR_LARGE_TILES = 128
 
 
 class CudaRunner:
@@ -51,9 +56,9 @@ class CudaRunner:
     pipeline_depth = 1
 
     def __init__(
-        self, decoder: Decoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor]
+        self, decoder: Decoder | GenericDecoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor]
     ) -> None:  # fmt: skip
-        """Capture the decode graphs. `rope`: tables as `models.rope.rope_tables` makes them, float32."""
+        """Capture the graphs of our own families. `rope`: tables as `models.rope.rope_tables` makes them, float32."""
         self.device = pool.device
         self.pool = pool.zero_()  # kernels read beyond a context's end: what is there counts for nothing, but is finite
         self.waiting = Waiting()
@@ -64,7 +69,12 @@ class CudaRunner:
         self._max_rows = len(rows.length)
         self._table = DeviceTable(rows, pool.shape[1] - 1, self.device)
         self._staging = Staging(2 * self._max_rows + _STAGING_INTS, self.device)
-        self._capture(decoder)
+        self._prefill: PrefillGraphs | EagerPrefill
+        self._graphs: DecodeGraphs | EagerDecode
+        if isinstance(decoder, GenericDecoder):
+            self._open_eager(decoder)
+        else:
+            self._capture(decoder)
 
     @property
     def backend(self) -> CudaRunner:
@@ -116,11 +126,22 @@ class CudaRunner:
         """See Device."""
         return PinnedPages(self.pool, num_pages, page_tokens)
 
+    def _open_eager(self, decoder: GenericDecoder) -> None:
+        """Nothing is captured: what a model's own modules do on the way may not be repeatable."""
+        self._vocab = decoder.vocab_size
+        small = self.pool.dtype == torch.float32 or self._heads.head_dim > _WIDEST_FOR_LARGE_TILES
+        tuning = _SMALL_TILES if small else PrefillTuning()
+        log.info("decode and prompts: attention Triton over slots, all else the model's own modules, no graphs")
+        step = EagerStep(decoder, self._heads, self.pool, tuning)
+        self._prefill = EagerPrefill(step, self._table, self._staging, tuning.block_queries)
+        rows, lens = self._stage_no_rows()
+        self._graphs = EagerDecode(step, self._table, rows, lens, self._vocab, self.pool.dtype)
+
     def _capture(self, decoder: Decoder) -> None:
         self._vocab = decoder.head.shape[0]
         hopper = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device)[0] == 9
         half = self.pool.dtype in {torch.bfloat16, torch.float16}
-        tuning = PrefillTuning() if half else PrefillTuning(block_queries=64, block_keys=32, stages=2, warps=4)
+        tuning = PrefillTuning() if half else _SMALL_TILES
         attention = PromptAttention.CUDNN if half and self.device.type == "cuda" else PromptAttention.TRITON
         recipe_of = partial(recipe_for, num_kv_heads=self._heads.num_kv_heads, dtype=self.pool.dtype, hopper=hopper)
         log.info(
@@ -130,8 +151,9 @@ class CudaRunner:
             else "Triton",
         )  # fmt: skip
         prefill = PrefillStep(decoder, self._heads, self._rope, self.pool, attention, tuning)
-        self._prefill = PrefillGraphs(prefill, self._table, self._staging, tuning.block_queries)
-        self._prefill.capture(self._stage_no_rows, self.device)
+        graphs = PrefillGraphs(prefill, self._table, self._staging, tuning.block_queries)
+        graphs.capture(self._stage_no_rows, self.device)
+        self._prefill = graphs
         rows, lens = self._stage_no_rows()
         self._staging.send()
         self._graphs = DecodeGraphs(decoder, self._heads, self._rope, self.pool, self._table, rows, lens, recipe_of)

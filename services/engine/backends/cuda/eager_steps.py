@@ -1,0 +1,102 @@
+"""Steps of a `GenericDecoder`: the same seams as the graphs of our own families, launched kernel by kernel.
+
+Decode rows are chunks of one token, so that one attention kernel serves both, straight from the slot table.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.argmax import ArgmaxScratch, argmax
+from kernels.indexed import scatter_ints
+from kernels.layout import Heads, SlotTable
+from kernels.prefill_attention import PrefillTuning, prefill_attention
+from services.engine.backends.cuda.chunks import stage_chunks
+from services.engine.backends.cuda.prefill_step import PrefillBatch
+from services.engine.backends.cuda.slot_table import DeviceTable
+from services.engine.backends.cuda.staging import Staging
+from services.engine.batch import Batch
+from services.engine.models.generic import GenericDecoder
+
+
+class EagerStep:
+    """Computes chunks through the decoder's own modules, on the compute stream."""
+
+    def __init__(self, decoder: GenericDecoder, heads: Heads, pool: Tensor, tuning: PrefillTuning) -> None:
+        self._decoder, self._heads, self._pool, self._tuning = decoder, heads, pool, tuning
+
+    def __call__(self, batch: PrefillBatch) -> Tensor:
+        """Write the chunks' K and V; return logits `[n, vocab]` of `logits_tokens`, then of `scored`."""
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+            pool = self._pool[layer]
+            pool.index_copy_(0, batch.slots.long(), torch.cat((k, v), dim=1))
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            prefill_attention(
+                q.reshape(len(q), -1), pool, batch.table, batch.tiles, batch.query_start, batch.context_lens,
+                self._heads, out.view(len(q), -1), scale=scale, tuning=self._tuning,
+            )  # fmt: skip
+            return out
+
+        wanted = batch.logits_tokens.long()
+        if batch.scored is not None:
+            wanted = torch.cat((wanted, batch.scored.long()))
+        return self._decoder.compute(batch.ids.long(), batch.positions.long(), wanted, attend)
+
+
+class EagerPrefill:
+    """As `PrefillGraphs` is used."""
+
+    def __init__(self, step: EagerStep, table: DeviceTable, staging: Staging, block_queries: int) -> None:
+        self._step, self._table, self._staging, self._block_queries = step, table, staging, block_queries
+
+    def stage(self, batch: Batch) -> PrefillBatch:
+        """Pack a batch's chunks."""
+        return stage_chunks(batch, self._table, self._staging, self._block_queries)
+
+    def launch(self, chunks: PrefillBatch) -> tuple[Tensor, Tensor | None]:
+        """Return the logits of the chunks that end their prompts, and of the scored tokens, where there are any."""
+        logits, n = self._step(chunks), chunks.logits_tokens.numel()
+        return logits[:n], None if chunks.scored is None else logits[n:]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Of the scored tokens, which they are already."""
+        return states
+
+
+class EagerDecode:
+    """As `DecodeGraphs` is used: `logits` and `sampled` are of the rows launched last."""
+
+    def __init__(
+        self, step: EagerStep, table: DeviceTable, rows: Tensor, context_lens: Tensor, vocab: int, dtype: torch.dtype
+    ) -> None:
+        """`rows`, `context_lens`: `[max_rows]` int32 on the device, at their lasting addresses."""
+        max_rows, device = len(rows), rows.device
+        self.logits = torch.zeros(max_rows, vocab, dtype=dtype, device=device)
+        self.sampled = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._step, self._table, self._rows, self._lens = step, table, rows, context_lens
+        self._scratch = ArgmaxScratch.allocate(max_rows, device)
+        self._numbers = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self._tiles = torch.stack((self._numbers, torch.zeros_like(self._numbers)), dim=1)
+
+    def launch(self, num_rows: int) -> None:
+        """Launch a step of `num_rows` rows, whose inputs have been copied."""
+        rows, lens = self._rows[:num_rows], self._lens[:num_rows]
+        table, index, positions = self._table.table, rows.long(), lens - 1
+        batch = PrefillBatch(
+            ids=self._table.next_ids[index],
+            positions=positions,
+            slots=table[index, positions.long()],
+            query_start=self._numbers[: num_rows + 1],
+            context_lens=lens,
+            tiles=self._tiles[:num_rows],
+            last_tiles=self._tiles[:num_rows],
+            table=SlotTable(table, rows),
+            logits_tokens=self._numbers[:num_rows],
+            whole=None,
+        )
+        self.logits[:num_rows] = self._step(batch)
+        sampled = self.sampled[:num_rows]
+        argmax(self.logits[:num_rows], sampled, self._scratch)
+        scatter_ints(sampled, rows, self._table.next_ids)

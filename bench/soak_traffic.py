@@ -55,7 +55,7 @@ class Traffic:
     def __init__(self, mix: Mix, num_slots: int, seed: int) -> None:
         self._mix = mix
         self._rng = random.Random(seed)
-        self._headroom = num_slots // 50
+        self._headroom = num_slots // 500
         self._available = num_slots
         self._waiting: list[_Request] = []
         self._by_job: dict[int, _Request] = {}

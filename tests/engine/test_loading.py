@@ -97,7 +97,7 @@ def test_fingerprints_differ_by_content_and_layouts_by_dtype(llama: Path, model_
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("model_type", "mamba", "supported: llama, qwen2, qwen3"),
+        ("model_type", "mamba", "layer_types linear_attention are not supported"),
         ("hidden_size", None, "hidden_size is None"),
         ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1.0}, "rope type is 'yarn'"),
         ("hidden_act", "gelu", "hidden_act is 'gelu'"),

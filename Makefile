@@ -14,6 +14,8 @@ TORCH_INDEX ?=
 # Options for `make run`, as `make run ARGS="--prefill 2 --decode 2"`; for `make test`, as `make test ARGS="-k prefix"`.
 ARGS ?=
 
+FUZZ_S ?= 300
+
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell find proto -name '*.proto' 2>/dev/null)
@@ -66,7 +68,7 @@ setup: $(VENV)/.installed gen/.stamp ## make the virtual environment, the stubs 
 gen: gen/.stamp ## make the gRPC stubs when a proto has changed
 
 # ---------------------------------------------------------------------------------------------------------------- use
-.PHONY: run test test-cluster check clean
+.PHONY: run test test-cluster fuzz check clean
 run: setup ## start pd_master, prefill and decode workers on this machine; options in ARGS="..."
 	@exec $(BIN)/sluice up $(ARGS)
 
@@ -78,6 +80,10 @@ test: setup ## run every test that needs no GPU; options in ARGS="..."
 test-cluster: setup ## run the tests that need a real Kubernetes, which SLUICE_TEST_CLUSTER starts
 	@env -u SLUICE_TEST_CLUSTER $(BIN)/sluice fetch-demo-model
 	@$(BIN)/python -m pytest tests/cluster $(ARGS)
+
+# Longer than the fixed bodies that `make test` sends.
+fuzz: setup ## explore the API by its OpenAPI document for FUZZ_S seconds
+	@FUZZ_S=$(FUZZ_S) $(BIN)/python -m pytest tests/integration/api/test_fuzz.py $(ARGS)
 
 check: setup ## lint, types, import rules, protos, sizes, chart
 	$(call say,ruff)

@@ -30,7 +30,7 @@ from transformers import (
     Starcoder2ForCausalLM,
 )
 
-from tests.unit.api.tiny_model import write_tiny_model
+from tests.unit.api.tiny_model import CHATML, write_tiny_model
 
 VOCAB = 211
 EOS = 210
@@ -86,11 +86,11 @@ def make_model(family: str, folder: Path, *, seed: int = 0, **shape: int) -> Pat
     return folder
 
 
-def make_worded_model(folder: Path) -> Path:
+def make_worded_model(folder: Path, template: str = CHATML, **shape: int) -> Path:
     """A tiny llama with a byte-level tokenizer of a few words; its end is the last special token."""
-    write_tiny_model(folder)
+    write_tiny_model(folder, template)
     vocab_size = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
-    return make_model("llama", folder, vocab_size=vocab_size, eos_token_id=vocab_size - 1)
+    return make_model("llama", folder, vocab_size=vocab_size, eos_token_id=vocab_size - 1, **shape)
 
 
 @lru_cache(maxsize=8)

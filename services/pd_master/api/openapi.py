@@ -81,7 +81,7 @@ def _get(path: str, get: Get, schema_of: dict[type, Schema]) -> dict[str, Any]:
 def _post(post: Post, schema_of: dict[type, Schema], model: str) -> dict[str, Any]:
     content: Schema = {"application/json": {"schema": schema_of[post.answer]}}
     if post.event is not None:
-        content["text/event-stream"] = {"itemSchema": _event(schema_of[post.event])}
+        content["text/event-stream"] = {"itemSchema": _event(schema_of[post.event], done=post.done)}
     examples = {name: {"value": _with_model(example, model)} for name, example in post.examples.items()}
     body = {"application/json": {"schema": schema_of[post.body], "examples": examples}}
     errors = {status: _error(status, schema_of[post.error]) for status in _ERRORS}
@@ -92,9 +92,11 @@ def _post(post: Post, schema_of: dict[type, Schema], model: str) -> dict[str, An
     }
 
 
-def _event(data: Schema) -> Schema:
-    """A server-sent event; OpenAI's streams end with one whose data is `[DONE]`."""
-    holds = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+def _event(data: Schema, *, done: bool) -> Schema:
+    """A server-sent event."""
+    holds: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    if done:
+        holds = {"anyOf": [{"const": "[DONE]"}, holds]}
     return {"type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": holds}}
 
 

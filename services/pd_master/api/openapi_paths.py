@@ -30,7 +30,8 @@ MODEL = "MODEL"
 
 
 class Post(NamedTuple):
-    """A path that takes a body. `event`: what each `data:` of its stream holds, where it can stream."""
+    """A path that takes a body. `event`: what each `data:` of its stream holds, where it can stream; `done`: the last
+    one holds `[DONE]` instead."""
 
     summary: str
     body: type
@@ -38,6 +39,7 @@ class Post(NamedTuple):
     examples: Examples
     event: type | None = None
     error: type = Error
+    done: bool = False
 
 
 class Get(NamedTuple):
@@ -72,6 +74,7 @@ POSTS = {
             "tools": {**_CHAT, "tools": [{"type": "function", "function": _WEATHER}], "tool_choice": "required"},
         },
         ChatChunk,
+        done=True,
     ),
     "/v1/completions": Post(
         "Continue a prompt, OpenAI's API",
@@ -88,6 +91,7 @@ POSTS = {
             "several": {"model": MODEL, "prompt": ["One, two,", "A, B,"], "max_tokens": 8, "temperature": 0},
         },
         Completion,
+        done=True,
     ),
     "/v1/responses": Post(
         "A response, OpenAI's API",

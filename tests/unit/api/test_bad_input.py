@@ -66,7 +66,7 @@ BAD_CHAT = [
 BAD_COMPLETION = [
     ({"prompt": ""}, "prompt"),
     ({"prompt": []}, "prompt"),
-    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [[]]}, "prompt[0]"),
     ({"prompt": ["a", 1]}, "prompt"),
     ({"prompt": [1, 1.5]}, "prompt[1]"),
     ({"prompt": [-1]}, "prompt"),

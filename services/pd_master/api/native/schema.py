@@ -5,6 +5,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from services.pd_master.api.openai.fields import LogitBias
+
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 StopSequence: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -37,7 +39,7 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_grammar: str | None = None
     guided_json: dict[str, Any] | str | None = None
     allowed_token_ids: list[TokenId] | None = None
-    logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: LogitBias | None = None
 
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None

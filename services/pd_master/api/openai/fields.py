@@ -9,6 +9,10 @@ Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
+LogitBias: TypeAlias = Annotated[
+    dict[TokenId, Bias], Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}})
+]
+"""JSON's keys are strings: these hold the ids' digits."""
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -56,7 +60,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     seed: Int64 | None = None
-    logit_bias: dict[TokenId, Bias] | None = None
+    logit_bias: LogitBias | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
 

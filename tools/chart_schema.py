@@ -17,7 +17,8 @@ Schema = dict[str, Any]
 OF_THE_CHART = frozenset(
     {"role", "host", "grpc_port", "http_port", "advertise_address", "transfer_port", "workers", "discovery",
      "worker_selector", "namespace", "api_keys_file", "model", "served_model_name", "dtype", "load_format",
-     "max_context_tokens", "tls_cert_file", "tls_key_file", "grpc_client_ca_file"}
+     "max_context_tokens", "tls_cert_file", "tls_key_file", "grpc_client_ca_file",
+     "pod_tls_cert_file", "pod_tls_key_file", "pod_tls_ca_file", "pod_tls_name"}
 )  # fmt: skip
 """Options that the chart sets by itself or from other keys than the option's own."""
 
@@ -31,6 +32,8 @@ API_KEYS: Schema = {
     "additionalProperties": {"type": "string", "minLength": 16, "pattern": r"^\S+$"},
     "description": "names without spaces, keys of 16 characters or more",
 }
+FILLED: Schema = {"type": "string", "minLength": 1}
+ENTRY: Schema = {"type": "string", "pattern": "^[-._a-zA-Z0-9]+$", "description": "an entry of a Secret"}
 OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 PATH: Schema = {"type": "string", "pattern": "^(/.*)?$", "description": "an absolute path, or empty"}
@@ -129,7 +132,8 @@ def _gateway() -> Schema:
             grpcPort=PORT,
             externalTrafficPolicy=one_of("", "Local", "Cluster"),
         ),
-        apiKeys=keys(values=API_KEYS, existingSecret=STRING, key={"type": "string", "minLength": 1}),
+        tls=keys(secretName=STRING, certKey=ENTRY, keyKey=ENTRY, grpcClientCaKey=STRING),
+        apiKeys=keys(values=API_KEYS, existingSecret=STRING, key=FILLED),
         autoscaling=_autoscaling(targetCpuPercent=whole(1, 100)),
         serviceAccountAnnotations=STRINGS,
     )
@@ -138,7 +142,7 @@ def _gateway() -> Schema:
 def _image() -> Schema:
     tag: Schema = {"type": "string", "not": {"const": "latest"}, "description": "a fixed tag; latest is refused"}
     digest: Schema = {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
-    image = keys(repository={"type": "string", "minLength": 1}, tag=tag, digest=digest)
+    image = keys(repository=FILLED, tag=tag, digest=digest)
     policy = one_of("Always", "IfNotPresent", "Never")
     return keys(registry=STRING, pullPolicy=policy, pullSecrets=OBJECTS, gateway=image, worker=image)
 
@@ -171,7 +175,7 @@ def _observability() -> dict[str, Schema]:
         "podMonitor": keys(enabled=BOOLEAN, interval=interval, labels=STRINGS),
         "prometheusRule": keys(enabled=BOOLEAN, labels=STRINGS, runbookUrl=STRING),
         "dashboards": keys(enabled=BOOLEAN, labels=STRINGS, annotations=STRINGS),
-        "test": keys(prompt={"type": "string", "minLength": 1}, maxTokens=whole(1), timeoutSeconds=whole(1)),
+        "test": keys(prompt=FILLED, maxTokens=whole(1), timeoutSeconds=whole(1)),
     }
 
 
@@ -184,10 +188,11 @@ def values_schema() -> Schema:
         commonAnnotations=STRINGS,
         image=_image(),
         model=_model(),
-        huggingFace=keys(token=STRING, existingSecret=STRING, key={"type": "string", "minLength": 1}),
+        huggingFace=keys(token=STRING, existingSecret=STRING, key=FILLED),
         pdMaster=_gateway(),
         worker={"$ref": "#/definitions/worker"},
         **{role: {"$ref": "#/definitions/role"} for role in ("prefill", "decode", "mixed")},
+        podTls=keys(secretName=STRING, certKey=ENTRY, keyKey=ENTRY, caKey=ENTRY, name=FILLED),
         ports=keys(http=PORT, grpc=PORT, kv=PORT, kvData=keys(first=PORT, last=PORT)),
         priorityClass=keys(create=BOOLEAN, name=STRING, value=whole(-(2**31), 10**9)),
         networkPolicy=keys(

@@ -140,7 +140,34 @@ class TransferOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WorkerConfig(ModelOptions, ScheduleOptions, TransferOptions, LogOptions):
+class PodTlsOptions(Options):
+    """Mutual TLS of the gRPC sessions between masters and workers, and between workers: all of them or none."""
+
+    pod_tls_cert_file: str | None = option(
+        None,
+        "certificate chain (PEM) that this process shows to masters and workers; none speaks plain text to them",
+        group="TLS between pods",
+        metavar="PATH",
+    )
+    pod_tls_key_file: str | None = option(None, "its private key (PEM)", group="TLS between pods", metavar="PATH")
+    pod_tls_ca_file: str | None = option(
+        None, "authorities (PEM) that their certificates must come from", group="TLS between pods", metavar="PATH"
+    )
+    pod_tls_name: str = option(
+        "sluice-pods", "name that the certificate of each worker bears", group="TLS between pods", metavar="NAME"
+    )
+
+    def check(self) -> None:
+        """Certificate, key and authorities go together."""
+        super().check()
+        names = ("pod_tls_cert_file", "pod_tls_key_file", "pod_tls_ca_file")
+        missing = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is None]
+        if 0 < len(missing) < len(names):
+            raise ConfigError(f"{missing[0]} must be given too: certificate, key and authorities go together")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerConfig(ModelOptions, ScheduleOptions, TransferOptions, PodTlsOptions, LogOptions):
     """A prefill, decode or mixed worker: its control process, and the engine that it starts."""
 
     role: Role = option("mixed", "what the worker does; the command sets it", group="network")
@@ -179,7 +206,7 @@ class WorkerConfig(ModelOptions, ScheduleOptions, TransferOptions, LogOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GatewayConfig(LogOptions):
+class GatewayConfig(PodTlsOptions, LogOptions):
     """A pd_master: HTTP and gRPC towards clients, sessions towards workers."""
 
     host: str = option("0.0.0.0", "address to listen on", group="network")

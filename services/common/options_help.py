@@ -8,7 +8,18 @@ import textwrap
 from services.common.options import Options, Spec, specs
 
 _INDENT = " " * 6
-_GROUP_ORDER = ("model", "processes", "network", "device", "scheduling", "limits", "KV transfer", "times", "logs")
+_GROUP_ORDER = (
+    "model",
+    "processes",
+    "network",
+    "device",
+    "scheduling",
+    "limits",
+    "KV transfer",
+    "TLS between pods",
+    "times",
+    "logs",
+)
 
 
 def render_help(cls: type[Options], command: str, purpose: str) -> str:

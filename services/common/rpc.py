@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -42,9 +43,22 @@ _CHANNEL_ONLY = [
 ]
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A plaintext channel to host:port for sessions between pods; the caller closes it."""
-    return grpc.aio.insecure_channel(address, options=[*_LIMITS, *_KEEPALIVE, *_CHANNEL_ONLY])
+Dial: TypeAlias = Callable[[str], grpc.aio.Channel]
+"""Opens a channel to host:port."""
+
+
+def channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, server_name: str = ""
+) -> grpc.aio.Channel:
+    """A channel to host:port for sessions between pods, plain text without credentials; the caller closes it.
+
+    `server_name`: what the server's certificate has to bear, whatever its address is.
+    """
+    options: list[tuple[str, str | int]] = [*_LIMITS, *_KEEPALIVE, *_CHANNEL_ONLY]
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    options.append(("grpc.ssl_target_name_override", server_name))
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:

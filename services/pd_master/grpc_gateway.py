@@ -10,6 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.common import rpc
+from services.common.certificates import Certificates
 from services.common.gateway_messages import GenerationCall, ModelCard, UsageReport
 from services.common.wire import gateway as wire
 from services.pd_master.gateway import Gateway, now
@@ -17,7 +18,6 @@ from services.pd_master.keys import ApiKeys
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.rpc_errors import Context, ErrorInterceptor
 from services.pd_master.rpc_request import build_request, count_tokens
-from services.pd_master.tls import Tls
 from sluice.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE = "sluice.v1.GatewayService"
@@ -91,7 +91,7 @@ class GrpcServer:
     """The gRPC server of a pd_master."""
 
     def __init__(
-        self, gateway: Gateway, host: str, port: int, keys: ApiKeys | None = None, tls: Tls | None = None
+        self, gateway: Gateway, host: str, port: int, keys: ApiKeys | None = None, tls: Certificates | None = None
     ) -> None:
         """Binds at once; port 0 takes a free one. `keys`: None where everybody may come. Raises OSError."""
         self._server = rpc.server([ErrorInterceptor(gateway.metrics, keys)])
@@ -101,7 +101,7 @@ class GrpcServer:
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.port = rpc.bind(self._server, address, tls.grpc if tls else None)
+        self.port = rpc.bind(self._server, address, tls.server_credentials() if tls else None)
 
     async def start(self) -> None:
         """Accept calls and report SERVING."""

@@ -9,9 +9,11 @@ from typing import Any
 
 import uvicorn
 
-from services.pd_master.tls import Tls
+from services.common.certificates import Certificates
 
 log = logging.getLogger(__name__)
+
+_RENEW_S = 10.0
 
 
 class _QuietServer(uvicorn.Server):
@@ -34,12 +36,15 @@ class HttpServer:
         *,
         drain_s: float,
         stall_s: float,
-        tls: Tls | None = None,
+        tls: Certificates | None = None,
+        renew_s: float = _RENEW_S,
     ) -> None:
         """Binds at once, so that a taken port is an error of the start. Port 0 takes a free one. Raises OSError.
 
-        `stall_s`: how long a client may read nothing of what waits for it before its connection is closed.
+        `stall_s`: how long a client may read nothing of what waits for it before its connection is closed. `renew_s`:
+        how often to look whether the certificate has been replaced.
         """
+        self._tls, self._renew_s = tls, renew_s
         self._socket = _listen(host, port, stall_s)
         config = uvicorn.Config(
             app,
@@ -55,10 +60,11 @@ class HttpServer:
             date_header=True,
             backlog=4096,
             timeout_keep_alive=75,
-            ssl_certfile=tls.cert_file if tls else None,
-            ssl_keyfile=tls.key_file if tls else None,
+            ssl_certfile=tls.files.cert if tls else None,
+            ssl_keyfile=tls.files.key if tls else None,
             timeout_graceful_shutdown=max(1, round(drain_s)),
         )
+        self._config = config
         self._server = _QuietServer(config)
 
     @property
@@ -69,7 +75,19 @@ class HttpServer:
 
     async def serve(self) -> None:
         """Runs until `stop`, then until running answers have ended or the drain time is over."""
+        renewing = asyncio.create_task(self._renew(self._tls)) if self._tls else None
         await self._server.serve(sockets=[self._socket])
+        if renewing is not None:
+            renewing.cancel()
+
+    async def _renew(self, tls: Certificates) -> None:
+        """New connections get the certificate that the files hold: the TLS context is changed in its place."""
+        shown = tls.current()
+        while True:
+            await asyncio.sleep(self._renew_s)
+            if (pems := tls.current()) is not shown and self._config.ssl is not None:
+                self._config.ssl.load_cert_chain(tls.files.cert, tls.files.key)
+                shown = pems
 
     async def started(self) -> None:
         """Returns when connections are accepted."""

@@ -13,6 +13,7 @@ from services.common.identity import new_incarnation
 from services.common.log import configure_logging
 from services.common.messages import MasterRef
 from services.common.options import ConfigError
+from services.common.pod_tls import dial_of, read_pod_tls
 from services.pd_master.discovery import Discovery, StaticDiscovery
 from services.pd_master.dispatcher import PdDispatcher
 from services.pd_master.fleet import Fleet
@@ -46,7 +47,8 @@ async def _run(config: GatewayConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     master = MasterRef(f"{socket.gethostname()}:{config.http_port}", new_incarnation())
     pending, metrics = PendingLoad(), GatewayMetrics()
-    registry = Registry(master, _discovery(config, metrics.registry), pending, config.worker_timeout_s)
+    discovery, dial = _discovery(config, metrics.registry), dial_of(read_pod_tls(config))
+    registry = Registry(master, discovery, pending, config.worker_timeout_s, dial=dial)
     dispatcher = PdDispatcher(
         registry,
         pending,

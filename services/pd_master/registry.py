@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.common import rpc
 from services.common.messages import (
     PROTOCOL,
     CacheChanges,
@@ -84,7 +85,9 @@ class Registry:
         pending: PendingLoad,
         worker_timeout_s: float = WORKER_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
+        dial: rpc.Dial = rpc.channel,
     ) -> None:
+        self._dial = dial
         self.catalog = Catalog()
         self.prefixes = PrefixIndex()
         """What the workers' prefix caches hold."""
@@ -153,7 +156,7 @@ class Registry:
         async for addresses in self._discovery.addresses():
             for address in addresses - self._links.keys():
                 self._links[address] = tasks.create_task(
-                    WorkerLink(address, self, self._silence_s).run(), name=f"link {address}"
+                    WorkerLink(address, self, self._silence_s, self._dial).run(), name=f"link {address}"
                 )
             for address in self._links.keys() - addresses:
                 self._links.pop(address).cancel()

@@ -56,8 +56,9 @@ class LinkHandler(Protocol):
 class WorkerLink:
     """Owned by the registry: `run` is a task for as long as discovery names the address."""
 
-    def __init__(self, address: str, handler: LinkHandler, silence_s: float) -> None:
+    def __init__(self, address: str, handler: LinkHandler, silence_s: float, dial: rpc.Dial = rpc.channel) -> None:
         self.address = address
+        self._dial = dial
         self.worker: WorkerRef | None = None
         """Who was there last."""
         self.channel: grpc.aio.Channel | None = None
@@ -86,7 +87,7 @@ class WorkerLink:
     async def _session(self, backoff: rpc.Backoff) -> None:
         outbox: Outbox[MasterMessage] = Outbox(f"worker at {self.address}")
         outbox.say(self._handler.hello_for(self.worker))
-        async with rpc.channel(self.address) as self.channel:
+        async with self._dial(self.address) as self.channel:
             call = worker_pb2_grpc.WorkerServiceStub(self.channel).Session(_protos(outbox))
             incoming = aiter(call)
             try:

@@ -45,8 +45,9 @@ class LinkHandler(Protocol):
 class PeerLink:
     """Owned by the prefill service: `run` is a task for as long as a master names this peer."""
 
-    def __init__(self, peer: Peer, own: PrefillHello, handler: LinkHandler) -> None:
+    def __init__(self, peer: Peer, own: PrefillHello, handler: LinkHandler, dial: rpc.Dial) -> None:
         self.peer = peer
+        self._dial = dial
         self._own = own
         self._handler = handler
         self._outbox: Outbox[PrefillMessage] | None = None
@@ -81,7 +82,7 @@ class PeerLink:
                 await asyncio.sleep(backoff.next_s())
 
     async def _session(self, backoff: rpc.Backoff) -> None:
-        async with rpc.channel(self.peer.address) as channel:
+        async with self._dial(self.peer.address) as channel:
             outbox: Outbox[PrefillMessage] = Outbox(f"decode worker {self.peer.worker.worker_id}")
             outbox.say(self._own)
             call = reservation_pb2_grpc.ReservationServiceStub(channel).Session(_protos(outbox))

@@ -17,8 +17,7 @@ from services.common.peer_messages import DecodeHello, DecodeMessage, PrefillHel
 from services.prefill.handoff import PrefillHandoff
 from services.prefill.observe import ReservationTimes
 from services.prefill.peer_link import PeerLink
-from services.worker.engine_client import EngineClient
-from services.worker.service import WorkerService
+from services.worker.parts import Context
 
 log = logging.getLogger(__name__)
 
@@ -42,19 +41,13 @@ class DecodePeers:
     """`PeerPort` and `LinkHandler` of a prefill worker; one per process, on its event loop."""
 
     def __init__(
-        self,
-        ref: WorkerRef,
-        group: str,
-        core: PrefillHandoff,
-        service: WorkerService,
-        engine: EngineClient,
-        metrics: TransferMetrics,
-        times: ReservationTimes,
+        self, context: Context, core: PrefillHandoff, metrics: TransferMetrics, times: ReservationTimes
     ) -> None:
-        self._own = PrefillHello(PROTOCOL, ref, group)
+        self._own = PrefillHello(PROTOCOL, context.ref, context.group)
         self._core = core
-        self._service = service
-        self._engine = engine
+        self._service = context.service
+        self._engine = context.engine
+        self._dial = context.dial
         self._metrics = metrics
         self._times = times
         self._numbers = itertools.count(1)
@@ -79,7 +72,7 @@ class DecodePeers:
                 self._drop(worker_id, pair)
         for worker_id, peer in wanted.items():
             if worker_id not in self._pairs:
-                link = PeerLink(peer, self._own, self)
+                link = PeerLink(peer, self._own, self, self._dial)
                 task = asyncio.create_task(link.run())
                 self._service.watch(task)
                 self._pairs[worker_id] = _Pair(link, task)

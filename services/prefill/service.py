@@ -13,5 +13,5 @@ def build(context: Context) -> Parts:
     assert metrics.prefill is not None
     core = PrefillHandoff(context.open_log, context.new_id, context.ready.eos_token_ids, context.times)
     times = ReservationTimes(metrics.prefill)
-    peers = DecodePeers(context.ref, context.group, core, context.service, context.engine, metrics.transfer, times)
+    peers = DecodePeers(context, core, metrics.transfer, times)
     return Parts(core, peers, peers.on_engine_event, peers.close)

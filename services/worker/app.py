@@ -19,6 +19,7 @@ from services.common.ipc import EngineReady
 from services.common.messages import Role
 from services.common.metrics import WorkerMetrics
 from services.common.options import ConfigError
+from services.common.pod_tls import dial_of, read_pod_tls
 from services.common.request import Request
 from services.worker.engine_client import ENGINE_COMMAND, EngineClient
 from services.worker.engine_config import engine_config
@@ -61,6 +62,7 @@ class Worker:
         self._metrics = WorkerMetrics(has_prefill=role is not Role.DECODE, has_decode=role is not Role.PREFILL)
         self._server = rpc.server([ErrorInterceptor(self._metrics.sessions)])
         self._health = health.aio.HealthServicer()
+        self._tls = read_pod_tls(config)
         self._stopping = asyncio.Event()
         self._parts: Parts | None = None
         self._listeners: list[Callable[[ipc.Event], None]] = []
@@ -76,7 +78,8 @@ class Worker:
 
     def _bind(self) -> int:
         try:
-            return rpc.bind(self._server, f"{self._config.host}:{self._config.grpc_port}")
+            credentials = self._tls.server_credentials() if self._tls else None
+            return rpc.bind(self._server, f"{self._config.host}:{self._config.grpc_port}", credentials)
         except OSError as error:
             raise ConfigError(f"--grpc-port: {error}") from error
 
@@ -184,9 +187,18 @@ class Worker:
         def open_log(request: Request, choice: int, output_ids: list[int]) -> ChoiceOutput:
             return ChoiceOutput(model.vocabulary, request, choice, output_ids, ready.eos_token_ids)
 
-        times = Times(config.master_timeout_s, config.reservation_lease_s)
         context = Context(
-            self.identity, group, ready, self.engine, service, self._metrics, self._server, open_log, jobs.new_id, times
+            identity=self.identity,
+            group=group,
+            ready=ready,
+            engine=self.engine,
+            service=service,
+            metrics=self._metrics,
+            server=self._server,
+            open_log=open_log,
+            new_id=jobs.new_id,
+            times=Times(config.master_timeout_s, config.reservation_lease_s),
+            dial=dial_of(self._tls),
         )
         parts = self._build(context)
         service.core, service.peers, service.jobs = parts.core, parts.peers, jobs

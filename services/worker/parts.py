@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from services.common import ipc
+from services.common import ipc, rpc
 from services.common.ipc import EngineReady
 from services.common.messages import WorkerRef
 from services.common.metrics import WorkerMetrics
@@ -31,6 +31,8 @@ class Context:
     open_log: OpenLog
     new_id: Callable[[], int]
     times: Times
+    dial: rpc.Dial
+    """To other workers."""
 
     @property
     def ref(self) -> WorkerRef:

@@ -69,6 +69,29 @@ def test_api_keys_are_a_secret_that_the_gateway_reads() -> None:
     assert "SLUICE_API_KEYS_FILE" not in named(render({}), "ConfigMap", "sluice-pd-master")["data"]
 
 
+def test_certificates_of_a_secret_are_served_and_probed() -> None:
+    gateway = pod({"pdMaster": {"tls": {"secretName": "web", "grpcClientCaKey": "ca.crt"}}}, "pd-master")["spec"]
+    main = gateway["containers"][0]
+    assert {main[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "readiness", "liveness")} == {"HTTPS"}
+    assert {"name": "tls", "mountPath": "/etc/sluice/tls", "readOnly": True} in main["volumeMounts"]
+    assert {"name": "tls", "secret": {"secretName": "web", "defaultMode": 0o440}} in gateway["volumes"]
+    plain = pod({}, "pd-master")["spec"]
+    assert "scheme" not in plain["containers"][0]["readinessProbe"]["httpGet"]
+    assert "tls" not in {one["name"] for one in plain["volumes"]}
+
+
+@pytest.mark.parametrize("role", ["pd-master", "prefill", "decode"])
+def test_every_pod_gets_the_certificate_that_pods_show_each_other(role: str) -> None:
+    values = {"podTls": {"secretName": "pods", "name": "our-pods"}}
+    data = named(render(values), "ConfigMap", f"sluice-{role}")["data"]
+    assert data["SLUICE_POD_TLS_CA_FILE"] == "/etc/sluice/pod-tls/ca.crt"
+    assert data["SLUICE_POD_TLS_NAME"] == "our-pods"
+    spec = pod(values, role)["spec"]
+    assert {"name": "pod-tls", "secret": {"secretName": "pods", "defaultMode": 0o440}} in spec["volumes"]
+    assert "/etc/sluice/pod-tls" in {one["mountPath"] for one in spec["containers"][0]["volumeMounts"]}
+    assert "SLUICE_POD_TLS_NAME" not in named(render({}), "ConfigMap", f"sluice-{role}")["data"]
+
+
 def test_autoscaler_owns_the_replicas() -> None:
     objects = render(preset("2p4d-rdma"))
     assert "replicas" not in named(objects, "Deployment", "sluice-decode")["spec"]

@@ -56,6 +56,8 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
         ["pdMaster.apiKeys: give values or existingSecret, not both"],
     ),
     ({"pdMaster": {"apiKeys": {"values": {"a": "short"}}}}, ["/pdMaster/apiKeys/values/a", "minLength"]),
+    ({"pdMaster": {"tls": {"grpcClientCaKey": "ca.crt"}}}, ["pdMaster.tls.secretName: must name a Secret"]),
+    ({"podTls": {"certKey": "a/b"}}, ["/podTls/certKey", "pattern"]),
     ({"worker": {"livenessBudgetSeconds": 65}}, ["livenessBudgetSeconds: 65 must be more than 3 x engineStallS 60"]),
     ({"worker": {"rollout": {"maxSurge": 0, "maxUnavailable": 0}}}, ["could never replace a pod"]),
     ({"pdMaster": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, ["minReplicas: 9 is more than maxReplicas 8"]),

@@ -35,10 +35,22 @@ logLevel logFormat otlpEndpoint backend threads seed tp maxRunningRequests kvPoo
 SLUICE_{{ snakecase $key | upper }}: {{ $text | quote }}
 {{- end }}
 {{- end }}
+{{- include "sluice.podTlsOptions" .ctx }}
 {{- if eq .component "pd-master" }}
 {{- include "sluice.gatewayOptions" .ctx }}
 {{- else }}
 {{- include "sluice.workerOptions" .ctx }}
+{{- end }}
+{{- end }}
+
+{{- define "sluice.podTlsOptions" }}
+{{- with .Values.podTls }}
+{{- if .secretName }}
+SLUICE_POD_TLS_CERT_FILE: /etc/sluice/pod-tls/{{ .certKey }}
+SLUICE_POD_TLS_KEY_FILE: /etc/sluice/pod-tls/{{ .keyKey }}
+SLUICE_POD_TLS_CA_FILE: /etc/sluice/pod-tls/{{ .caKey }}
+SLUICE_POD_TLS_NAME: {{ .name | quote }}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -48,6 +60,15 @@ SLUICE_GRPC_PORT: "8001"
 SLUICE_DISCOVERY: kubernetes
 {{- if include "sluice.apiKeysSecret" . }}
 SLUICE_API_KEYS_FILE: /etc/sluice/api-keys/keys
+{{- end }}
+{{- with .Values.pdMaster.tls }}
+{{- if .secretName }}
+SLUICE_TLS_CERT_FILE: /etc/sluice/tls/{{ .certKey }}
+SLUICE_TLS_KEY_FILE: /etc/sluice/tls/{{ .keyKey }}
+{{- with .grpcClientCaKey }}
+SLUICE_GRPC_CLIENT_CA_FILE: /etc/sluice/tls/{{ . }}
+{{- end }}
+{{- end }}
 {{- end }}
 SLUICE_NAMESPACE: {{ .Release.Namespace | quote }}
 SLUICE_WORKER_SELECTOR: {{ include "sluice.workerSelector" . | quote }}

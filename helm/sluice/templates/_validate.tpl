@@ -29,6 +29,7 @@
 {{- end -}}
 {{- if and .Values.huggingFace.token .Values.huggingFace.existingSecret }}{{ fail "huggingFace: give token or existingSecret, not both" }}{{ end -}}
 {{- if and .Values.pdMaster.apiKeys.values .Values.pdMaster.apiKeys.existingSecret }}{{ fail "pdMaster.apiKeys: give values or existingSecret, not both" }}{{ end -}}
+{{- if and (.Values.pdMaster.tls).grpcClientCaKey (not (.Values.pdMaster.tls).secretName) }}{{ fail "pdMaster.tls.secretName: must name a Secret when pdMaster.tls.grpcClientCaKey is given" }}{{ end -}}
 {{- if and .Values.priorityClass.create (not .Values.priorityClass.name) }}{{ fail "priorityClass.name: must be given when priorityClass.create is true" }}{{ end -}}
 {{- end }}
 

@@ -148,6 +148,7 @@ claims:
 - {name: tmp, mountPath: /tmp}
 - {name: cache, mountPath: /cache}
 - {name: shm, mountPath: /dev/shm}
+{{- include "sluice.podTlsMount" .ctx }}
 {{- if eq .ctx.Values.model.source "hub" }}
 - {name: hub, mountPath: /cache/huggingface}
 {{- else }}
@@ -166,6 +167,7 @@ claims:
 # Triton's compiled kernels.
 - {name: cache, emptyDir: {}}
 - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ .values.shmSize }}}}
+{{- include "sluice.podTlsVolume" .ctx }}
 {{- if eq $model.source "pvc" }}
 - {name: model, persistentVolumeClaim: {claimName: {{ $model.pvc.claimName }}, readOnly: true}}
 {{- else if eq $model.source "hostPath" }}

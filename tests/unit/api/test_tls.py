@@ -1,11 +1,10 @@
 """TLS on both ports, and certificates that gRPC clients have to show."""
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -13,33 +12,27 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from services.common import rpc
 from services.common.config import GatewayConfig
 from services.common.options import ConfigError
 from services.pd_master.front import Front
+from services.pd_master.http_server import HttpServer
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.model_text import ModelText
 from services.pd_master.tls import read_tls
 from sluice.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.certificates import HAS_OPENSSL, make_authority, make_certificate
 from tests.fakes.dispatcher import FakeDispatcher, FakeModel, FakeModels
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+pytestmark = pytest.mark.skipif(not HAS_OPENSSL, reason="openssl makes the certificates")
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and a server's and a client's certificate from it."""
-    folder = tmp_path_factory.mktemp("tls")
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl(folder, "req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    folder = make_authority(tmp_path_factory.mktemp("tls"))
     for name in ("server", "client"):
-        openssl(folder, "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names")
-        openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
+        make_certificate(folder, name)
     return folder
 
 
@@ -85,6 +78,52 @@ async def test_grpc_lets_in_only_clients_with_a_certificate(front: Front, certif
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await list_models(front, grpc.ssl_channel_credentials(ca))
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def shown(port: int) -> str:
+    """The certificate that a server shows."""
+    return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=10)
+
+
+def test_a_renewal_that_does_not_fit_its_key_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_authority(tmp_path / "tls")
+    make_certificate(folder, "server")
+    make_certificate(folder, "other")
+    tls = read_tls(config_of(folder))
+    assert tls is not None
+    before = tls.current()
+    (folder / "other.pem").replace(folder / "server.pem")
+    assert tls.current() is before
+    assert "not used" in caplog.text
+    (folder / "other.key").replace(folder / "server.key")
+    assert tls.current().cert == (folder / "server.pem").read_bytes() != before.cert
+
+
+async def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
+    folder = make_authority(tmp_path / "tls")
+    make_certificate(folder, "server")
+    tls = read_tls(config_of(folder))
+    assert tls is not None
+
+    async def answer(scope: Any, _: Any, send: Any) -> None:  # noqa: ANN401
+        assert scope["type"] == "http"
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    http = HttpServer(answer, "127.0.0.1", 0, drain_s=1, stall_s=5, tls=tls, renew_s=0.05)
+    grpc_server = rpc.server()
+    ports = [http.port, rpc.bind(grpc_server, "127.0.0.1:0", tls.server_credentials())]
+    await grpc_server.start()
+    served = asyncio.create_task(http.serve())
+    await http.started()
+    first = [await shown(port) for port in ports]
+    make_certificate(folder, "server")
+    async with asyncio.timeout(20):
+        while any(new in first for new in [await shown(port) for port in ports]):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    http.stop()
+    await served
+    await grpc_server.stop(0)
 
 
 def test_unusable_files_are_named(certificates: Path) -> None:

@@ -1,8 +1,8 @@
 """What the gateway's front asks of the part behind it. The registry and the dispatcher fit these by structure."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from services.common.gateway_messages import WorkerCard
 from services.common.prompt_logprobs import PromptLogprobs
@@ -94,6 +94,10 @@ class StageListener(Protocol):
         ...
 
 
+Listener: TypeAlias = Callable[[Delta], bool]
+"""Takes one choice's next output; False: not now, and it has had no effect."""
+
+
 class Generation(Protocol):
     """One running request. Iterating gives all deltas that are pending, at most one per choice, in order (R6, R15)."""
 
@@ -109,6 +113,11 @@ class Generation(Protocol):
 
     def __aiter__(self) -> AsyncIterator[list[Delta]]:
         """Ends when all choices have finished; raises SluiceError when the request fails for good."""
+        ...
+
+    def listen(self, listener: Listener) -> None:
+        """Hand new output to `listener` at once, with no task between; what it does not take, and what finishes a
+        choice, comes by iterating. Called by who iterates, once it has written all that it got."""
         ...
 
     async def aclose(self) -> None:

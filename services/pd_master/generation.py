@@ -11,6 +11,7 @@ from itertools import groupby
 from services.common.errors import RequestAbortedError, SluiceError
 from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Delta
+from services.pd_master.backend import Listener
 from services.pd_master.delivery import merge_all
 
 
@@ -30,19 +31,27 @@ class ClientGeneration:
         self._error: SluiceError | None = None
         self._is_over = False
         self._wake = asyncio.Event()
+        self._listener: Listener | None = None
+
+    def listen(self, listener: Listener) -> None:
+        """Hand new output to `listener` at once, with no task between. What it does not take, and what finishes a
+        choice, is left for the iteration, and so is all that comes before the iteration has had it."""
+        self._listener = listener
 
     def push(self, delta: Delta) -> None:
         """New output. Ends this client when it has left too much unread, or has read nothing for too long."""
-        now = self._clock()
         if not self._pending:
-            self._pending_since = now
+            if self._listener is not None and delta.finish is None and self._listener(delta):
+                return
+            self._pending_since = self._clock()
         self._pending.append(delta)
         self._num_bytes += _size(delta)
         self._wake.set()
+        waited_s = self._clock() - self._pending_since
         if self._num_bytes > self._max_bytes:
             self._give_up(f"the client left {self._num_bytes} bytes unread")
-        elif now - self._pending_since > self._stall_s:
-            self._give_up(f"the client read nothing for {now - self._pending_since:.0f} s")
+        elif waited_s > self._stall_s:
+            self._give_up(f"the client read nothing for {waited_s:.0f} s")
 
     def end(self, error: SluiceError | None) -> None:
         """Nothing more comes."""

@@ -7,6 +7,7 @@ and everything is counted then.
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import msgspec
 
@@ -14,7 +15,7 @@ from services.common.errors import RequestAbortedError, SluiceError, WorkerFaile
 from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Delta, Finish, FinishReason, Request
 from services.common.tracing import Attribute
-from services.pd_master.backend import Dispatcher, Generation
+from services.pd_master.backend import Dispatcher, Generation, Listener
 from services.pd_master.keys import current_key
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.tracing import Times, Tracer, current_parent
@@ -117,6 +118,19 @@ class LiveRequest:
             self._outcome = error.code
             raise
         self._outcome = "completed"
+
+    def listen(self, listener: Listener) -> None:
+        """As `Generation.listen`, for a request of one choice; those of several gain from one write for all."""
+        assert self._generation is not None, "dispatched first"
+        if self.request.num_choices == 1:
+            self._generation.listen(partial(self._heard, listener))
+
+    def _heard(self, listener: Listener, delta: Delta) -> bool:
+        if not listener(delta):
+            return False
+        if delta.token_ids:
+            self._observe(0, len(delta.token_ids), self._clock())
+        return True
 
     def prefilling(self) -> None:
         """The prompt is being computed; a later attempt's does not count as a stage of the user's."""

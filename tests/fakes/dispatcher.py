@@ -11,7 +11,7 @@ from services.common.gateway_messages import WorkerCard
 from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Delta, Finish, FinishReason, Request, TokenLogprob
 from services.common.text import TextStream, Vocabulary
-from services.pd_master.backend import TokenLoad
+from services.pd_master.backend import Listener, TokenLoad
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +125,10 @@ class FakeGeneration:
         self._texts = [TextStream(vocabulary, request.stop, request.text) for _ in self._outputs]
         self._sent = [0] * request.num_choices
         self._finished = [False] * request.num_choices
+        self._listener: Listener | None = None
+
+    def listen(self, listener: Listener) -> None:
+        self._listener = listener
 
     async def aclose(self) -> None:
         self.closed.set()
@@ -140,8 +144,13 @@ class FakeGeneration:
                 if self.closed.is_set():
                     return
             await asyncio.sleep(0)
-            yield [self._next(choice) for choice, done in enumerate(self._finished) if not done]
+            deltas = [self._next(choice) for choice, done in enumerate(self._finished) if not done]
             num_batches += 1
+            if not self._is_heard(deltas):
+                yield deltas
+
+    def _is_heard(self, deltas: list[Delta]) -> bool:
+        return self._listener is not None and deltas[0].finish is None and self._listener(deltas[0])
 
     def _output(self, choice: int) -> list[int]:
         scripted = self._script.output

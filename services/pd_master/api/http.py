@@ -5,9 +5,9 @@ request and per write is what the gateway's budget is about.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from services.common.errors import RequestAbortedError, RequestTooLargeError
 
@@ -41,6 +41,7 @@ class HttpCall:
     __slots__ = (
         "_receive",
         "_send",
+        "_unfinished",
         "finished",
         "headers_out",
         "method",
@@ -56,6 +57,8 @@ class HttpCall:
         self.path: str = scope["path"]
         self._receive = receive
         self._send = send
+        self._unfinished: _Begun | None = None
+        """What `write_now` has begun and the client's socket could not take yet."""
         self.headers_out: Headers = []
         """Extra response headers, set before the reply starts."""
         self.started = False
@@ -131,12 +134,58 @@ class HttpCall:
 
     async def write(self, events: bytes) -> None:
         """Send encoded events; waits while the client's socket is full."""
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        await self._finish_begun()
+        self.write_now(events)
+        await self._finish_begun()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether events wait for the client's socket: `write_now` is not allowed."""
+        return self._unfinished is not None
+
+    def write_now(self, events: bytes) -> None:
+        """Send encoded events from wherever the caller is, with no task in between; what the socket cannot take is sent
+        before whatever is written next."""
+        assert self._unfinished is None, "asked before is_full was"
+        message = {"type": "http.response.body", "body": events, "more_body": True}
+        sending = cast(Coroutine[Any, Any, None], self._send(message))
+        try:
+            waits_for = sending.send(None)
+        except StopIteration:
+            return
+        self._unfinished = _Begun(sending, waits_for)
 
     async def end(self, events: bytes = b"") -> None:
         """Send the last events and end the stream."""
+        await self._finish_begun()
         self.finished = True
         await self._send({"type": "http.response.body", "body": events})
+
+    async def _finish_begun(self) -> None:
+        if self._unfinished is not None:
+            try:
+                await self._unfinished
+            finally:
+                self._unfinished = None
+
+
+class _Begun:
+    """A coroutine that was run up to its first wait, for a task to go on with."""
+
+    __slots__ = ("_coroutine", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:  # noqa: ANN401 - the loop's own
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield self._waits_for
+        while True:
+            try:
+                waits_for = self._coroutine.send(None)
+            except StopIteration:
+                return
+            yield waits_for
 
 
 class UntilDisconnect:

@@ -3,7 +3,7 @@
 import pytest
 
 from services.common.errors import RequestAbortedError, WorkerFailedError
-from services.common.request import Delta
+from services.common.request import Delta, Finish, FinishReason
 from services.pd_master.generation import ClientGeneration
 
 
@@ -72,3 +72,33 @@ async def test_closing_aborts_once_and_only_what_runs() -> None:
     ended.end(None)
     await ended.aclose()
     assert aborts.count == 0
+
+
+async def test_listener_gets_output_at_once_and_the_iteration_what_it_leaves_in_order() -> None:
+    generation, _ = opened()
+    heard: list[int] = []
+    is_full = False
+
+    def listener(one: Delta) -> bool:
+        if is_full:
+            return False
+        heard.extend(one.token_ids)
+        return True
+
+    generation.push(delta(0))
+    generation.listen(listener)
+    generation.push(delta(1))  # behind one that waits for the iteration
+    reader = aiter(generation)
+    assert [one.token_ids for one in await anext(reader)] == [[0, 1]]
+    generation.push(delta(2))
+    is_full = True
+    generation.push(delta(3))
+    is_full = False
+    generation.push(delta(4))
+    assert heard == [2]
+    assert [one.token_ids for one in await anext(reader)] == [[3, 4]]
+    last = Delta(0, 5, [5], "x", finish=Finish(FinishReason.STOP, 6), text_lengths=(1,))
+    generation.push(last)
+    generation.end(None)
+    assert [batch async for batch in reader] == [[last]]
+    assert heard == [2]

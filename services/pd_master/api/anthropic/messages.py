@@ -44,7 +44,9 @@ class MessagesEndpoint:
             reader = readers[0] if readers else None
             try:
                 if body.stream:
-                    await stream_events(call, live, MessageEvents(live, reader, fills_context=fills_context))
+                    await stream_events(
+                        call, live, MessageEvents(live, reader, fills_context=fills_context), live.listen
+                    )
                 else:
                     await _reply(call, live, reader, fills_context=fills_context)
             finally:

@@ -49,7 +49,7 @@ class NativeEndpoint:
             call.name_answer(request.request_id)
             try:
                 if stream:
-                    await stream_events(call, live, NativeEvents(live, target.text))
+                    await stream_events(call, live, NativeEvents(live, target.text), live.listen)
                     return
                 choices = await gather(live, request.num_choices)
                 details = body.parameters.return_details or False

@@ -62,7 +62,7 @@ class ChatEndpoint:
                 num_top_logprobs=body.top_logprobs or 0,
                 readers=readers,
             )
-            await stream_events(call, live, events)
+            await stream_events(call, live, events, live.listen)
             return
         choices = await gather(live, request.num_choices)
         shown = [

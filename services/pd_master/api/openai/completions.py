@@ -121,7 +121,7 @@ class CompletionsEndpoint:
             logprobs=logprobs,
         )
         async with contextlib.aclosing(merge(lives, num_choices)) as batches:
-            await stream_events(call, batches, events)
+            await stream_events(call, batches, events, lives[0].listen if len(lives) == 1 else None)
 
     async def _reply(
         self,

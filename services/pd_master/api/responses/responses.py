@@ -44,7 +44,7 @@ class ResponsesEndpoint:
             answer = ResponseEvents(live, body, plan.parsers(1))
             try:
                 if body.stream:
-                    await stream_events(call, live, answer)
+                    await stream_events(call, live, answer, live.listen)
                 else:
                     await call.reply(200, encode(await answer.whole()))
             finally:

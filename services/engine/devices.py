@@ -49,4 +49,5 @@ def make_runner(
 
         return CudaRunner(decoder, pool, rows, heads, rope)
     backend = CpuBackend(pool, rows.table, heads, rope, ranks)
-    return ModelRunner(backend.adopt(decoder) if isinstance(decoder, Decoder) else decoder, backend, Sampler())
+    adopted = backend.adopt(decoder) if isinstance(decoder, Decoder) else decoder
+    return ModelRunner(adopted, backend, Sampler(decoder.vocab_size, pool.device))

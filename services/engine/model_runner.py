@@ -48,13 +48,14 @@ class ModelRunner:
 
     def launch(self, batch: Batch) -> SampledStep:
         """Compute a batch; its KV is in the pool and its ids are the rows' next inputs when the device gets there."""
+        plan = self._sampler.plan(batch.samples)
         ids, n = self.backend.prepare(batch), len(batch.logits_tokens)
         states = self._decoder.states(ids, self._wanted(batch), self.backend)
         scores = self._score(batch.scored, states[n:]) if batch.scored else []
         if not batch.samples:
             return SampledStep(None, scores)
         logits = self._decoder.logits(states[:n], self.backend)
-        sampled = self._sampler.sample(logits, batch.samples)
+        sampled = self._sampler.sample(logits, plan)
         self._remember(batch, sampled.ids)
         return SampledStep(sampled, scores)
 

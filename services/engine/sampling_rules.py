@@ -6,7 +6,7 @@ from torch import Tensor
 from services.common.request import SamplingParams
 from services.engine.bad_sequences import BadSequences
 from services.engine.jobs import Sequence
-from services.engine.matcher import Matcher, apply_masks
+from services.engine.matcher import Drawn, Matcher
 from services.engine.noise import sequence_key
 from services.engine.penalties import TokenPenalties, lengthen
 
@@ -50,7 +50,7 @@ class SequenceRules:
 
     def edit(self, logits: Tensor, position: int) -> None:
         """Apply penalties, bias and masks to logits [vocab_size], float32, in place. Grammars mask all rows together
-        afterwards: `mask_grammars`."""
+        afterwards: `masks`."""
         if self._penalties is not None:
             self._penalties.apply(logits)
         if len(self._bias_ids):
@@ -66,11 +66,16 @@ class SequenceRules:
         if self._masks_stops(position):
             logits[self._stop_ids] = -torch.inf
 
-    def drawn(self, token_id: Tensor) -> None:
-        """Count a token, [1] int64 on the device, that was drawn."""
-        for part in (self._penalties, self._bad, self.matcher):
-            if part is not None:
-                part.drawn(token_id)
+    def drawn(self, ids: Tensor, at: int, host: Drawn | None) -> None:
+        """Count the token that was drawn into `ids[at]`. host: the ids on their way there, for a matcher."""
+        if self._penalties is not None or self._bad is not None:
+            token_id = ids[at : at + 1].long()
+            for part in (self._penalties, self._bad):
+                if part is not None:
+                    part.drawn(token_id)
+        if self.matcher is not None:
+            assert host is not None, "a matcher needs the ids on the host"
+            self.matcher.drawn(host, at)
 
     def _masks_stops(self, position: int) -> bool:
         """Where there is a grammar, it alone says when the end may come."""
@@ -89,11 +94,11 @@ def rules_of(sequence: Sequence, vocab_size: int, device: torch.device) -> Seque
     return rules
 
 
-def mask_grammars(logits: Tensor, rules: list[SequenceRules]) -> None:
-    """Rule out in place, in row i of logits [n, vocab_size], what the grammar of `rules[i]` does not allow."""
-    matchers = {row: each.matcher for row, each in enumerate(rules) if each.matcher is not None}
-    if matchers:
-        apply_masks(logits, matchers)
+def note_drawn(rules: list[tuple[SequenceRules, int]], ids: Tensor) -> None:
+    """Tell each of `rules` that its token was drawn into its place in `ids`, [n] on the device."""
+    host = Drawn(ids) if any(each.matcher is not None for each, _ in rules) else None
+    for each, at in rules:
+        each.drawn(ids, at, host)
 
 
 def _ids(ids: tuple[int, ...], device: torch.device) -> Tensor:

@@ -16,7 +16,8 @@ import xgrammar
 from services.common import ipc
 from services.common.request import FinishReason, GrammarKind, GrammarSpec, SamplingParams
 from services.common.text import Vocabulary
-from services.engine.matcher import apply_bits
+from services.engine.cpu_masks import cpu_masks
+from services.engine.masks import apply_bits
 from services.pd_master.grammars.source import schema_grammar
 from tests.engine.driver import Driver
 from tests.engine.schemas import random_schema
@@ -130,11 +131,27 @@ def test_masks_are_the_same_on_every_device(vocab_size: int) -> None:
     torch.manual_seed(0)
     words = torch.randint(-(2**31), 2**31 - 1, (3, (vocab_size + 31) // 32), dtype=torch.int64).to(torch.int32)
     logits = torch.randn(3, vocab_size)
-    theirs, ours = logits.clone(), logits.clone()
+    words[1] = 0
+    words[1, 1] = 6  # two tokens, so that a row allows little
+    theirs, ours, on_cpu = logits.clone(), logits.clone(), logits.clone()
     xgrammar.apply_token_bitmask_inplace(theirs, words)
     apply_bits(ours, words)
+    masks = cpu_masks(words, [0, 1, 2], vocab_size)
+    masks.apply(on_cpu)
+    assert (masks.dense, masks.sparse.tolist()) == ([0, 2], [1])
     assert torch.equal(theirs, ours)
-    assert theirs.isinf().any()
+    assert torch.equal(theirs, on_cpu)
+    assert theirs[1].isfinite().sum() == 2
+
+
+def test_rows_without_a_grammar_keep_their_logits_on_the_cpu() -> None:
+    logits = torch.randn(3, 64)
+    words = torch.full((3, 2), -1, dtype=torch.int32)
+    words[2] = 0
+    masked = logits.clone()
+    cpu_masks(words, [2], 64).apply(masked)
+    assert torch.equal(masked[:2], logits[:2])
+    assert masked[2].isinf().all()
 
 
 def test_a_structural_tag_may_name_special_tokens(bench: Bench) -> None:

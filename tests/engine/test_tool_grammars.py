@@ -2,15 +2,18 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema_rs
 import pytest
 import xgrammar
 
+from services.pd_master.grammars import harmony
+from services.pd_master.grammars.forms import SpecialId
 from services.pd_master.grammars.source import tag_grammar
 from services.pd_master.grammars.thoughts import after_thoughts
-from services.pd_master.grammars.tool_calls import Forced, Function, forced_calls
+from services.pd_master.grammars.tool_calls import _FAMILIES, Forced, Function, forced_calls, free_calls
 from services.pd_master.parsers.choose import FAMILIES, Thoughts
 from services.pd_master.parsers.parser import AnswerParser
 from services.pd_master.parsers.pieces import Content, Reasoning, ToolArguments, ToolStart
@@ -32,7 +35,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {"get-weather": WEATHER, "clock": CLOCK}
 FUNCTIONS = [Function(name, schema) for name, schema in SCHEMAS.items()]
 FORCED = sorted(FAMILIES.keys() - {"harmony"})
 _END = 256
-_MARKS = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "[TOOL_CALLS]")
+_MARKS = (
+    "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "[TOOL_CALLS]", "<|channel|>", "<|message|>", "<|end|>",
+    "<|start|>", "<|constrain|>",
+)  # fmt: skip
 """Special tokens of this test's vocabulary, beyond its bytes and its end."""
 
 
@@ -119,6 +125,82 @@ def test_thoughts_come_first_and_are_free() -> None:
         assert accepts(whole, text)
         assert not accepts(whole, text + "!")
     assert not accepts(begun, call)
+
+
+def ids_of(text: str) -> list[int]:
+    """Bytes, and the marks that are special tokens."""
+    ids: list[int] = []
+    for part in re.split("(" + "|".join(map(re.escape, _MARKS)) + ")", text):
+        ids += [_END + 1 + _MARKS.index(part)] if part in _MARKS else list(part.encode())
+    return ids
+
+
+def takes(form: dict[str, Any], text: str) -> bool:
+    """Whether the text, with its special marks, is whole under the form."""
+    pieces = [bytes([byte]) for byte in range(256)] + [b""] + [b"\xff\xfe%d" % i for i in range(len(_MARKS))]
+    info = xgrammar.TokenizerInfo(pieces, xgrammar.VocabType.RAW, stop_token_ids=[_END])
+    matcher = xgrammar.GrammarMatcher(
+        xgrammar.GrammarCompiler(info).compile_structural_tag(tag_grammar(form, "tools").source)
+    )
+    return all(matcher.accept_token(token) for token in ids_of(text)) and matcher.is_completed()
+
+
+@pytest.mark.parametrize("template", ["", "```json [ARGS]"])
+@pytest.mark.parametrize("family", sorted(_FAMILIES))
+def test_a_free_answer_may_call_and_then_keeps_to_the_schema(family: str, template: str) -> None:
+    """What may be forced may come by itself, with text before it; what begins like a call and is none may not."""
+    one = forced(only_one=True, template=template)
+    free, made = free_calls(family, one), forced_calls(family, one)
+    assert free is not None
+    assert made is not None
+    call = draw(made, 3)
+    assert takes(free, "Nothing to call.")
+    assert takes(free, "Let me look. " + call)
+    assert not takes(free, "Let me look. " + call + call)  # one call and no more
+    start = _FAMILIES[family](one).start
+    assert not takes(free, start + "whatever" + call.removeprefix(start))
+    several = free_calls(family, forced(only_one=False, template=template))
+    assert several is not None
+    assert takes(several, call + " And again: " + call)
+
+
+def test_a_family_without_a_mark_cannot_be_held_to_schemas_where_it_may_call() -> None:
+    assert free_calls("llama3", forced(only_one=True)) is None
+
+
+CALL = '<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{"utc": true}'
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+ASIDE = "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize("marks", [special_id, lambda _: None])
+def test_harmony_answers_and_calls_have_their_form_and_what_comes_before_is_free(marks: SpecialId) -> None:
+    one = Forced(FUNCTIONS, only_one=True, template="", special_id=marks)
+    calls, free = forced_calls("harmony", one), free_calls("harmony", one)
+    assert calls is not None
+    assert free is not None
+    final = harmony.answer({"type": "json_schema", "json_schema": CLOCK, "style": "json"}, marks)
+
+    def check(form: dict[str, Any], text: str) -> bool:
+        return takes(form, text) if marks is special_id else accepts(form, text)
+
+    for before in ("", THOUGHT, THOUGHT + ASIDE + THOUGHT):
+        assert check(calls, before + CALL)
+        assert check(free, before + CALL)
+        assert check(free, before + "<|channel|>final<|message|>It is noon.")
+        assert not check(calls, before + "<|channel|>final<|message|>It is noon.")
+        assert not check(free, before + CALL.replace("true", '"yes"'))
+    assert check(final, THOUGHT + '<|channel|>final<|message|>{"utc": false}')
+    assert not check(final, THOUGHT + "<|channel|>final<|message|>noon")
+    assert not check(final, THOUGHT + CALL)
+
+
+def test_a_forced_harmony_call_is_read_as_it_was_made() -> None:
+    parser = AnswerParser(None, FAMILIES["harmony"].parse, SCHEMAS, lambda: "id")
+    pieces = [piece for char in THOUGHT + CALL for piece in parser.push(char)] + parser.close()
+    assert "".join(piece.text for piece in pieces if isinstance(piece, Reasoning)) == "Hm."
+    assert [piece.name for piece in pieces if isinstance(piece, ToolStart)] == ["clock"]
+    assert "".join(piece.text for piece in pieces if isinstance(piece, ToolArguments)) == '{"utc": true}'
 
 
 def accepts(form: dict[str, Any], text: str) -> bool:

@@ -12,14 +12,15 @@ import torch
 
 from services.common import ipc
 from services.common.prompt_logprobs import PromptScores
-from services.common.request import LengthPenalty, PromptPenalty, SamplingParams
+from services.common.request import GrammarKind, GrammarSpec, LengthPenalty, PromptPenalty, SamplingParams
+from services.common.text import Vocabulary
 from services.engine import host_rule, host_setup, load
 from services.engine.backends.cuda import prefill_graphs
 from services.engine.backends.cuda.decode_graphs import ladder
 from services.engine.backends.cuda.runner import CudaRunner
 from services.engine.config import ConfigError
 from tests.engine.driver import Driver
-from tests.engine.tiny import EOS, FAMILIES, make_model, prompt_of, reference_greedy
+from tests.engine.tiny import EOS, FAMILIES, make_model, make_worded_model, prompt_of, reference_greedy
 
 HAS_CARD = torch.cuda.is_available()
 TOKENS = 5 if HAS_CARD else 3  # interpreted steps take seconds
@@ -221,3 +222,21 @@ def test_prompt_logprobs_equal_the_cpu_backends(engine: Engines, folder_of: Call
         assert [token for token, _ in found.top] == [token for token, _ in expected.top]
         values = [found.logprob, *(value for _, value in found.top)]
         assert values == pytest.approx([expected.logprob, *(value for _, value in expected.top)], abs=1e-4)
+
+
+def test_rows_under_a_grammar_keep_to_it_and_others_are_not_touched(engine: Engines, tmp_path: Path) -> None:
+    folder = make_worded_model(tmp_path)
+    driver = engine(folder, max_running_requests=2)
+    grammar = GrammarSpec(GrammarKind.REGEX, "[xyz]{9}")
+    bound = driver.admit((5, 6, 7), TOKENS, sampling=SamplingParams(seed=1, grammar=grammar))
+    free = driver.admit((8, 9), TOKENS)
+    driver.turn(free, bound)
+    while driver.engine.has_work:
+        driver.turn()
+    pieces = Vocabulary.load(folder).visible_pieces
+    assert pieces is not None
+    text = b"".join(pieces[token] for token in driver.tokens[bound.job_id, 0]).decode()
+    assert len(driver.tokens[bound.job_id, 0]) == TOKENS
+    assert set(text) <= set("xyz")
+    assert driver.tokens[free.job_id, 0] == reference_greedy(folder, (8, 9), TOKENS)
+    driver.check()

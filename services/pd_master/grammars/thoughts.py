@@ -5,8 +5,9 @@ from typing import Any
 
 from services.common.errors import InvalidRequestError
 from services.common.request import GrammarKind, GrammarSpec
+from services.pd_master.grammars import harmony
+from services.pd_master.grammars.forms import ANY_TEXT, Format, SpecialId, sequence
 from services.pd_master.grammars.source import tag_grammar
-from services.pd_master.grammars.tool_calls import Format, sequence
 from services.pd_master.parsers.choose import Thoughts
 from services.pd_master.parsers.think import END, START
 
@@ -16,7 +17,7 @@ def after_thoughts(form: Format, thoughts: Thoughts) -> Format:
     if thoughts is Thoughts.NONE:
         return form
     begin = "" if thoughts is Thoughts.BEGUN else START
-    thinking: dict[str, Any] = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": END}
+    thinking: dict[str, Any] = {"type": "tag", "begin": begin, "content": ANY_TEXT, "end": END}
     block = sequence(thinking, {"type": "regex", "pattern": "\\s{0,2}"})
     return sequence(block if thoughts is Thoughts.BEGUN else {"type": "optional", "content": block}, form)
 
@@ -26,6 +27,13 @@ def grammar_after_thoughts(spec: GrammarSpec, thoughts: Thoughts) -> GrammarSpec
     if thoughts is Thoughts.NONE or spec.kind is GrammarKind.STRUCTURAL_TAG:
         return spec
     return tag_grammar(after_thoughts(_form(spec), thoughts), spec.field)
+
+
+def grammar_on_channels(spec: GrammarSpec, special_id: SpecialId) -> GrammarSpec:
+    """The same for a model with harmony channels."""
+    if spec.kind is GrammarKind.STRUCTURAL_TAG:
+        return spec
+    return tag_grammar(harmony.answer(_form(spec), special_id), spec.field)
 
 
 def _form(spec: GrammarSpec) -> Format:

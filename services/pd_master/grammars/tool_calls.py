@@ -1,14 +1,15 @@
-"""`tool_choice` that forces a call: the form in which each family of models writes calls, as a structural tag.
+"""The form in which each family of models writes calls, as a structural tag: where a call is forced, and where a model
+may call but has to keep to the functions' schemas when it does.
 
 What these forms allow, the parser of the same family reads (`services.pd_master.parsers`).
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
+from services.pd_master.grammars import harmony
+from services.pd_master.grammars.forms import Format, either, mark, sequence, text
 from services.pd_master.parsers import deepseek, glm, hermes, kimi, mistral, qwen3_coder
-
-Format: TypeAlias = dict[str, Any]
 
 
 class Function(NamedTuple):
@@ -30,33 +31,61 @@ class Forced(NamedTuple):
     """The id of a mark that is a special token; no text stands for it then."""
 
 
+class Block(NamedTuple):
+    """How a family writes calls: behind a mark that nothing else begins with."""
+
+    start: str
+    content: Format
+    end: str = ""
+    """Empty where the content ends by itself."""
+    separator: str | None = None
+    """Between blocks of one call each; None where one block holds all calls."""
+
+
 def forced_calls(family: str, forced: Forced) -> Format | None:
     """At least one call; None for a family whose calls cannot be forced."""
+    if family == "llama3":
+        return _repeated(_any_call(forced, _json_call("parameters")), forced, "; ")
+    if family == "harmony":
+        return harmony.forced_calls(_harmony_calls(forced), forced.special_id)
     make = _FAMILIES.get(family)
-    return None if make is None else make(forced)
+    if make is None:
+        return None
+    block = make(forced)
+    end = [mark(forced.special_id, block.end)] if block.end else []
+    whole = sequence(mark(forced.special_id, block.start), block.content, *end)
+    return whole if block.separator is None else _repeated(whole, forced, block.separator)
 
 
-def sequence(*elements: Format) -> Format:
-    """One after the other."""
-    return {"type": "sequence", "elements": list(elements)}
+def free_calls(family: str, forced: Forced) -> Format | None:
+    """Any text, and calls of these functions where the family's mark begins one; None for a family without a mark."""
+    if family == "harmony":
+        return harmony.free_calls(_harmony_calls(forced), forced.special_id)
+    make = _FAMILIES.get(family)
+    if make is None:
+        return None
+    block = make(forced)
+    begin = forced.special_id(block.start)
+    end = forced.special_id(block.end)
+    tag = {
+        "type": "tag",
+        "content": block.content,
+        "end": block.end if end is None else {"type": "token", "token": end},
+    }
+    how = {"at_least_one": False, "stop_after_first": forced.only_one}
+    if begin is None:
+        tags = [tag | {"begin": block.start}]
+        return {"type": "triggered_tags", "triggers": [block.start], "tags": tags, **how}
+    tags = [tag | {"begin": {"type": "token", "token": begin}}]
+    return {"type": "token_triggered_tags", "trigger_tokens": [begin], "tags": tags, **how}
 
 
-def text(value: str) -> Format:
-    """Exactly this."""
-    return {"type": "const_string", "value": value}
-
-
-def _mark(forced: Forced, mark: str) -> Format:
-    token = forced.special_id(mark)
-    return text(mark) if token is None else {"type": "token", "token": token}
+def _harmony_calls(forced: Forced) -> list[tuple[str, Format]]:
+    return [(function.name, _schema(function)) for function in forced.functions]
 
 
 def _schema(function: Function, style: str = "json") -> Format:
     return {"type": "json_schema", "json_schema": function.parameters, "style": style}
-
-
-def _either(forms: list[Format]) -> Format:
-    return forms[0] if len(forms) == 1 else {"type": "or", "elements": forms}
 
 
 def _repeated(call: Format, forced: Forced, separator: str = "") -> Format:
@@ -73,82 +102,74 @@ def _json_call(arguments: str) -> Callable[[Function], Format]:
 
 
 def _any_call(forced: Forced, call: Callable[[Function], Format]) -> Format:
-    return _either([call(function) for function in forced.functions])
+    return either([call(function) for function in forced.functions])
 
 
-def _hermes(forced: Forced) -> Format:
+def _hermes(forced: Forced) -> Block:
     call = _any_call(forced, _json_call("arguments"))
-    whole = sequence(_mark(forced, hermes.START), text("\n"), call, text("\n"), _mark(forced, hermes.END))
-    return _repeated(whole, forced, "\n")
+    return Block(hermes.START, sequence(text("\n"), call, text("\n")), hermes.END, "\n")
 
 
-def _llama3(forced: Forced) -> Format:
-    return _repeated(_any_call(forced, _json_call("parameters")), forced, "; ")
-
-
-def _mistral(forced: Forced) -> Format:
-    start = _mark(forced, mistral.START)
+def _mistral(forced: Forced) -> Block:
     if mistral.ARGUMENTS not in forced.template:
         calls = _repeated(_any_call(forced, _json_call("arguments")), forced, ", ")
-        return sequence(start, text("["), calls, text("]"))
+        return Block(mistral.START, sequence(text("["), calls), "]")
 
     def call(function: Function) -> Format:
-        return sequence(start, text(function.name), _mark(forced, mistral.ARGUMENTS), _schema(function))
+        return sequence(text(function.name), mark(forced.special_id, mistral.ARGUMENTS), _schema(function))
 
-    return _repeated(_any_call(forced, call), forced)
+    return Block(mistral.START, _any_call(forced, call), separator="")
 
 
-def _deepseek(forced: Forced) -> Format:
-    separator, end = _mark(forced, deepseek.SEPARATOR), _mark(forced, deepseek.CALL_END)
+def _deepseek(forced: Forced) -> Block:
+    start, separator, end = (
+        mark(forced.special_id, each) for each in (deepseek.CALL, deepseek.SEPARATOR, deepseek.CALL_END)
+    )
     fenced = "```json" in forced.template
 
     def call(function: Function) -> Format:
-        start = _mark(forced, deepseek.CALL)
         if not fenced:
             return sequence(start, text(function.name), separator, _schema(function), end)
         head = text(f"{function.name}\n```json\n")
         return sequence(start, text("function"), separator, head, _schema(function), text("\n```"), end)
 
     calls = _repeated(_any_call(forced, call), forced, "\n" if fenced else "")
-    return sequence(_mark(forced, deepseek.CALLS), calls, _mark(forced, deepseek.CALLS_END))
+    return Block(deepseek.CALLS, calls, deepseek.CALLS_END)
 
 
-def _kimi(forced: Forced) -> Format:
+def _kimi(forced: Forced) -> Block:
+    start, arguments, end = (mark(forced.special_id, each) for each in (kimi.CALL, kimi.ARGUMENTS, kimi.CALL_END))
+
     def call(function: Function) -> Format:
         name = {"type": "regex", "pattern": f"functions\\.{_quoted(function.name)}:\\d{{1,3}}"}
-        start, arguments = _mark(forced, kimi.CALL), _mark(forced, kimi.ARGUMENTS)
-        return sequence(start, name, arguments, _schema(function), _mark(forced, kimi.CALL_END))
+        return sequence(start, name, arguments, _schema(function), end)
 
-    calls = _repeated(_any_call(forced, call), forced)
-    return sequence(_mark(forced, kimi.SECTION), calls, _mark(forced, kimi.SECTION_END))
+    return Block(kimi.SECTION, _repeated(_any_call(forced, call), forced), kimi.SECTION_END)
 
 
-def _qwen3_coder(forced: Forced) -> Format:
+def _qwen3_coder(forced: Forced) -> Block:
     def call(function: Function) -> Format:
         head = text(f"\n{qwen3_coder.FUNCTION}{function.name}>\n")
-        tail = text(f"\n{qwen3_coder.FUNCTION_END}\n")
-        start, end = _mark(forced, qwen3_coder.START), _mark(forced, qwen3_coder.END)
-        return sequence(start, head, _schema(function, "qwen_xml"), tail, end)
+        return sequence(head, _schema(function, "qwen_xml"), text(f"\n{qwen3_coder.FUNCTION_END}\n"))
 
-    return _repeated(_any_call(forced, call), forced, "\n")
+    return Block(qwen3_coder.START, _any_call(forced, call), qwen3_coder.END, "\n")
 
 
-def _glm(forced: Forced) -> Format:
+def _glm(forced: Forced) -> Block:
     def call(function: Function) -> Format:
-        start, end = _mark(forced, glm.START), _mark(forced, glm.END)
-        return sequence(start, text(f"{function.name}\n"), _schema(function, "glm_xml"), text("\n"), end)
+        return sequence(text(f"{function.name}\n"), _schema(function, "glm_xml"), text("\n"))
 
-    return _repeated(_any_call(forced, call), forced, "\n")
+    return Block(glm.START, _any_call(forced, call), glm.END, "\n")
 
 
-def _invoke(block: str, prefix: str, style: str) -> Callable[[Forced], Format]:
-    def family(forced: Forced) -> Format:
+def _invoke(block: str, prefix: str, style: str) -> Callable[[Forced], Block]:
+    def family(forced: Forced) -> Block:
         def call(function: Function) -> Format:
             head = text(f'<{prefix}invoke name="{function.name}">\n')
             return sequence(head, _schema(function, style), text(f"\n</{prefix}invoke>\n"))
 
-        start, end = text(f"<{prefix}{block}>\n"), text(f"</{prefix}{block}>")
-        return sequence(start, _repeated(_any_call(forced, call), forced), end)
+        calls = _repeated(_any_call(forced, call), forced)
+        return Block(f"<{prefix}{block}>", sequence(text("\n"), calls), f"</{prefix}{block}>")
 
     return family
 
@@ -157,9 +178,8 @@ def _quoted(name: str) -> str:
     return name.replace(".", "\\.").replace("-", "\\-")
 
 
-_FAMILIES: dict[str, Callable[[Forced], Format]] = {
+_FAMILIES: dict[str, Callable[[Forced], Block]] = {
     "hermes": _hermes,
-    "llama3": _llama3,
     "mistral": _mistral,
     "deepseek": _deepseek,
     "deepseek_v32": _invoke("function_calls", "｜DSML｜", "deepseek_xml"),

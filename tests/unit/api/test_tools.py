@@ -178,3 +178,48 @@ async def test_bad_arguments_in_an_earlier_call_name_their_place(tools_api: Api)
     with pytest.raises(openai.BadRequestError) as raised:
         await tools_api.openai.chat.completions.create(model="tools", messages=messages)
     assert raised.value.param == "messages[1].tool_calls[0].function.arguments"
+
+
+def strict_tools(*, strict: bool = True) -> list[dict[str, Any]]:
+    """The same, strict, beside one that is not."""
+    function = {**TOOLS[0]["function"], "strict": strict}  # type: ignore[dict-item]
+    return [{"type": "function", "function": function}, {"type": "function", "function": {"name": "clock"}}]
+
+
+async def test_calls_of_strict_tools_keep_to_their_schemas_where_the_model_may_call(tools_api: Api) -> None:
+    create = tools_api.openai.chat.completions.create
+    await create(model="tools", messages=ASK, tools=strict_tools())
+    grammar = tools_api.dispatcher.requests[-1].sampling.grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.field) == (GrammarKind.STRUCTURAL_TAG, "tools")
+    assert '"triggers": ["<tool_call>"]' in grammar.source
+    assert "weather" in grammar.source
+    assert "clock" in grammar.source
+    await create(model="tools", messages=ASK, tools=strict_tools(strict=False))
+    assert tools_api.dispatcher.requests[-1].sampling.grammar is None
+    await create(model="tools", messages=ASK, tools=strict_tools(), tool_choice="none")
+    assert tools_api.dispatcher.requests[-1].sampling.grammar is None
+    with pytest.raises(openai.BadRequestError) as refused:
+        await create(model="tools", messages=ASK, tools=strict_tools(), extra_body={"min_tokens": 3})
+    assert refused.value.param == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("mark", "field"), [('"parameters": dictionary of argument name', "tools"), ("<|channel|>", None)]
+)
+async def test_strict_tools_are_refused_only_where_no_mark_begins_a_call(
+    api: Api, tmp_path: Path, mark: str, field: str | None
+) -> None:
+    folder = write_tiny_model(tmp_path, CHATML + "{# " + mark + " #}")
+    api.models.served = [FakeModel("other", folder, vocab_size=api.text.vocab_size, max_context_tokens=4096)]
+    body = {"model": "other", "messages": ASK, "tools": strict_tools()}
+    response = await api.http.post("/v1/chat/completions", json=body)
+    if field is not None:
+        assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+        return
+    assert response.status_code == 200, response.text
+    for form in ({"tool_choice": "required"}, {"guided_regex": "[ab]", "tools": None}):
+        assert (await api.http.post("/v1/chat/completions", json=body | form)).status_code == 200
+        grammar = api.dispatcher.requests[-1].sampling.grammar
+        assert grammar is not None
+        assert mark in grammar.source

@@ -17,8 +17,9 @@ from services.common.request import TokenLogprob
 from services.engine.backends.cuda.clock import download
 from services.engine.backends.cuda.staging import Staging
 from services.engine.batch import Sample
+from services.engine.masks import Masks, masks_of
 from services.engine.noise import noise_keys
-from services.engine.sampling_rules import SequenceRules, mask_grammars, rules_of
+from services.engine.sampling_rules import SequenceRules, note_drawn, rules_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Draws:
     """Rules, output position and output index of each edited row."""
     first: int
     """The batch's sample that output 0 belongs to."""
+    masks: Masks | None
+    """Of the edited rows; being made."""
 
 
 def stage_draws(
@@ -79,6 +82,7 @@ def stage_draws(
         edited_rows=staging.put(np.array([row for _, _, row, _ in edited], np.int32)) if edited else None,
         edits=[(rules, position, i) for rules, position, _, i in edited],
         first=first,
+        masks=masks_of([rules.matcher for rules, *_ in edited], vocab, device),
     )
 
 
@@ -113,13 +117,14 @@ def launch_draws(draws: Draws, logits: Tensor, out: Tensor) -> Logprobs | None:
     raw = logits.index_select(0, draws.edited_rows).float()
     edited = raw
     if any(rules.edits(position) for rules, position, _ in draws.edits):
-        edited = raw.clone()
+        wants_raw = any(rules.params.num_logprobs is not None for rules, _, _ in draws.edits)
+        edited = raw.clone() if wants_raw else raw
         for row, (rules, position, _) in zip(edited, draws.edits, strict=True):
             rules.edit(row, position)
-        mask_grammars(edited, [rules for rules, _, _ in draws.edits])
+        if draws.masks is not None:
+            draws.masks.apply(edited)
     sample(edited, draws.edited, out)
-    for rules, _, i in draws.edits:
-        rules.drawn(out[i : i + 1].long())
+    note_drawn([(rules, i) for rules, _, i in draws.edits], out)
     return _logprobs(raw, draws, out)
 
 

@@ -100,8 +100,6 @@ def plan_answer(
     forced = Forced(forced_functions(body), only_one, template_source, special_id)
     thoughts = Thoughts.NONE if tools is HARMONY else thoughts_of(template_source, prompt)
     grammar = chat_grammar(body, thoughts, tools.name if tools else None, forced)
-    if grammar is not None and tools is HARMONY:
-        raise InvalidRequestError(f"{grammar.field}: not supported for this model's channels", param=grammar.field)
     return AnswerPlan(
         reasoning=reasoning if body.separate_reasoning is not False else None,
         tools=tools.parse if tools else None,

@@ -7,10 +7,11 @@ from services.common.request import GrammarSpec
 from services.pd_master.api.openai.chat_schema import ChatBody, NamedChoice, Tool
 from services.pd_master.api.openai.fields import GenerationFields, StructuredOutputs
 from services.pd_master.grammars import source
+from services.pd_master.grammars.forms import Format
 from services.pd_master.grammars.json_schema import checked_schema
-from services.pd_master.grammars.thoughts import after_thoughts, grammar_after_thoughts
-from services.pd_master.grammars.tool_calls import Forced, Function, forced_calls
-from services.pd_master.parsers.choose import Thoughts
+from services.pd_master.grammars.thoughts import after_thoughts, grammar_after_thoughts, grammar_on_channels
+from services.pd_master.grammars.tool_calls import Forced, Function, forced_calls, free_calls
+from services.pd_master.parsers.choose import HARMONY, Thoughts
 
 _GUIDED: dict[str, Callable[[object, str], GrammarSpec]] = {
     "guided_json": source.schema_grammar,
@@ -46,17 +47,43 @@ def chat_grammar(body: ChatBody, thoughts: Thoughts, family: str | None, forced:
     """What a chat's output must match, thoughts and calls included. `family`: in which the model writes calls; `forced`
     has no functions where none has to be called."""
     answer = answer_grammar(body)
-    if not forced.functions:
-        return None if answer is None else grammar_after_thoughts(answer, thoughts)
-    if answer is not None:
+    if forced.functions and answer is not None:
         raise InvalidRequestError(f"tool_choice: {answer.field} asks for text", param="tool_choice")
+    if answer is not None:
+        if family == HARMONY.name:
+            return grammar_on_channels(answer, forced.special_id)
+        return grammar_after_thoughts(answer, thoughts)
+    if forced.functions:
+        form = None if family is None else forced_calls(family, forced)
+        return _calls_grammar(body, form, thoughts, "tool_choice", "calls of this model cannot be forced")
+    strict = _strict_functions(body)
+    if not strict or family is None:
+        return None
+    form = free_calls(family, forced._replace(functions=strict))
+    return _calls_grammar(body, form, thoughts, "tools", "strict: no mark of this model begins its calls")
+
+
+def _calls_grammar(
+    body: ChatBody, form: Format | None, thoughts: Thoughts, field: str, problem: str
+) -> GrammarSpec:  # fmt: skip
     for name in _CLASHES:
         if getattr(body, name):
-            raise InvalidRequestError(f"{name}: cannot be combined with tool_choice", param=name)
-    form = None if family is None else forced_calls(family, forced)
+            what = "tool_choice" if field == "tool_choice" else "strict tools"
+            raise InvalidRequestError(f"{name}: cannot be combined with {what}", param=name)
     if form is None:
-        raise InvalidRequestError("tool_choice: calls of this model cannot be forced", param="tool_choice")
-    return source.tag_grammar(after_thoughts(form, thoughts), "tool_choice")
+        raise InvalidRequestError(f"{field}: {problem}", param=field)
+    return source.tag_grammar(after_thoughts(form, thoughts), field)
+
+
+def _strict_functions(body: ChatBody) -> list[Function]:
+    """All that may be called, where any of them is strict; of the others any arguments are taken."""
+    tools = body.tools or [] if body.tool_choice in (None, "auto") else []
+    if not any(tool.function.strict for tool in tools):
+        return []
+    return [
+        _function(tool, at) if tool.function.strict else Function(tool.function.name, source.ANY_OBJECT)
+        for at, tool in enumerate(tools)
+    ]
 
 
 def forced_functions(body: ChatBody) -> list[Function]:
@@ -72,11 +99,12 @@ def forced_functions(body: ChatBody) -> list[Function]:
         if not tools:
             problem = f"no tool is named {choice.function.name!r}"
             raise InvalidRequestError(f"tool_choice.function.name: {problem}", param="tool_choice.function.name")
-    return [_function(tool, f"tools[{at}].function.parameters") for at, tool in enumerate(tools)]
+    return [_function(tool, at) for at, tool in enumerate(tools)]
 
 
-def _function(tool: Tool, field: str) -> Function:
-    return Function(tool.function.name, checked_schema(tool.function.parameters or source.ANY_OBJECT, field))
+def _function(tool: Tool, at: int) -> Function:
+    schema = tool.function.parameters or source.ANY_OBJECT
+    return Function(tool.function.name, checked_schema(schema, f"tools[{at}].function.parameters"))
 
 
 def _response_format(body: ChatBody) -> GrammarSpec | None:

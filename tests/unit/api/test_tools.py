@@ -223,3 +223,20 @@ async def test_strict_tools_are_refused_only_where_no_mark_begins_a_call(
         grammar = api.dispatcher.requests[-1].sampling.grammar
         assert grammar is not None
         assert mark in grammar.source
+
+
+async def test_strict_tools_are_strict_in_every_chat_api(tools_api: Api) -> None:
+    schema = TOOLS[0]["function"]["parameters"]  # type: ignore[index]
+    cases: list[tuple[str, dict[str, Any]]] = [
+        (
+            "/v1/responses",
+            {"input": "Weather?", "tools": [{"type": "function", "name": "weather", "parameters": schema}]},
+        ),
+        ("/v1/messages", {"messages": ASK, "max_tokens": 9, "tools": [{"name": "weather", "input_schema": schema}]}),
+    ]
+    for path, body in cases:
+        for strict in (False, True):
+            tools = [{**body["tools"][0], "strict": strict}]
+            response = await tools_api.http.post(path, json={"model": "tools", **body, "tools": tools})
+            assert response.status_code == 200, response.text
+            assert (tools_api.dispatcher.requests[-1].sampling.grammar is not None) == strict

@@ -93,7 +93,7 @@ def _result(block: ToolResultBlock, where: str) -> Message:
 
 
 def _tool(tool: InputTool) -> Tool:
-    return Tool(Function(tool.name, tool.description, tool.input_schema))
+    return Tool(Function(tool.name, tool.description, tool.input_schema, tool.strict))
 
 
 def _tool_choice(body: CountBody) -> ToolChoice | None:

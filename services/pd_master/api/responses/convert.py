@@ -13,7 +13,7 @@ from services.pd_master.api.openai.chat_schema import (
     ToolCall,
 )
 from services.pd_master.api.openai.chat_schema import ToolChoice as ChatToolChoice
-from services.pd_master.api.responses.schema import Item, ItemPart, NamedFunction, ResponsesBody
+from services.pd_master.api.responses.schema import FunctionTool, Item, ItemPart, NamedFunction, ResponsesBody
 
 _REFUSED = ("previous_response_id", "conversation", "background", "prompt", "top_logprobs")
 
@@ -30,7 +30,7 @@ def chat_body(body: ResponsesBody) -> ChatBody:
         max_completion_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
-        tools=[Tool(Function(one.name, one.description, one.parameters)) for one in body.tools] if body.tools else None,
+        tools=[_tool(one) for one in body.tools] if body.tools else None,
         tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=ResponseFormat(form.type, NamedSchema(form.name, form.schema)) if form else None,
@@ -96,6 +96,10 @@ def _text(content: str | list[ItemPart] | None, where: str) -> str:
             raise InvalidRequestError(f"{where}[{at}]: {problem}", param=f"{where}[{at}]")
         texts.append(text)
     return "\n".join(texts)
+
+
+def _tool(tool: FunctionTool) -> Tool:
+    return Tool(Function(tool.name, tool.description, tool.parameters, tool.strict))
 
 
 def _tool_choice(body: ResponsesBody) -> ChatToolChoice | None:

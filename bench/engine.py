@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -64,15 +65,17 @@ class Figure:
 class Bench:
     """One engine and its requests."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, **changes: Any) -> None:
+        """`changes` to the engine's configuration."""
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(SHAPE))
+            settings: dict[str, Any] = {"max_running_requests": 256, "max_context_tokens": 8320, "chunk_tokens": 8192}
             config = EngineConfig(
-                endpoint="", model=folder, load_format="random", backend="cuda", max_running_requests=256,
-                max_context_tokens=8320, chunk_tokens=8192,
+                endpoint="", model=folder, load_format="random", backend="cuda", **settings | changes
             )  # fmt: skip
-            self.engine = Engine(config, load_model(config))
+            self.model = load_model(config)
+            self.engine = Engine(config, self.model)
         self.ready_s = time.monotonic() - began
         self.rounds = rounds
         self._next_job = 0

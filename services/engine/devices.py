@@ -47,7 +47,7 @@ def make_runner(
     if pool.device.type != "cpu":
         from services.engine.backends.cuda.runner import CudaRunner  # needs triton, which a CPU deployment may lack
 
-        return CudaRunner(decoder, pool, rows, heads, rope)
+        return CudaRunner(decoder, pool, rows, heads, rope, ranks)
     backend = CpuBackend(pool, rows.table, heads, rope, ranks)
     adopted = backend.adopt(decoder) if isinstance(decoder, Decoder) else decoder
     return ModelRunner(adopted, backend, Sampler(decoder.vocab_size, pool.device))

@@ -21,4 +21,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if status:
+        # Nothing is taken down in order: other ranks may be gone, and what waits for them would wait for ever.
+        os._exit(status)

@@ -68,6 +68,10 @@ class Ops(Protocol):
         """
         ...
 
+    def gather_columns(self, x: Tensor) -> Tensor:
+        """Put the columns of all tensor-parallel ranks side by side."""
+        ...
+
     def reduce(self, x: Tensor) -> Tensor:
         """Sum over tensor-parallel ranks; the identity on one."""
         ...

@@ -1,5 +1,6 @@
 """One engine process from its configuration to its exit status; `main` is its entry."""
 
+import gc
 import logging
 import signal
 import sys
@@ -11,6 +12,7 @@ from services.engine.config import ConfigError, EngineConfig, config_from_argv
 from services.engine.lifeline import ControlProcessLostError, Lifeline
 from services.engine.load import load_model
 from services.engine.loop import Engine
+from services.engine.ranks import Ranks
 from services.engine.serving import follow, serve
 from services.engine.transfer_setup import open_transfer
 
@@ -43,6 +45,13 @@ def run_process(arguments: list[str]) -> int:
 
 def run(config: EngineConfig, lifeline: Lifeline) -> None:
     """Load the model, connect to the control process and serve it until Shutdown or the end of `lifeline`."""
+    ranks = _serve(config, lifeline)
+    gc.unfreeze()
+    gc.collect()  # graphs that hold sums of NCCL's go before NCCL does: it would wait for them
+    ranks.close()
+
+
+def _serve(config: EngineConfig, lifeline: Lifeline) -> Ranks:
     model = load_model(config)
     transfer = open_transfer(config, model)
     try:
@@ -51,13 +60,12 @@ def run(config: EngineConfig, lifeline: Lifeline) -> None:
             engine.state.grammars.warm()
         wake = [] if transfer is None else [transfer.wake_fd]
         others = model.ranks.agreement.socket
-        if config.rank > 0:
-            assert others is not None
+        if others is not None and config.rank > 0:
             follow(engine, others, wake, lifeline)
-            return
-        with Channel(config.endpoint, [*wake, *(() if others is None else (others,))], lifeline) as channel:
-            serve(engine, channel)
+        else:
+            with Channel(config.endpoint, [*wake, *(() if others is None else (others,))], lifeline) as channel:
+                serve(engine, channel)
     finally:
-        model.ranks.close()
         if transfer is not None:
             transfer.close()
+    return model.ranks

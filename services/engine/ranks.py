@@ -32,7 +32,7 @@ class Ranks:
 
     def __init__(self, rank: int = 0, count: int = 1, folder: str = "", device: torch.device | None = None) -> None:
         """Join the others in `folder`, which all name; waits for them."""
-        self.rank, self.count = rank, count
+        self.rank, self.count, self.folder = rank, count, Path(folder)
         self.agreement = Agreement(rank, count, folder)
         if count > 1:
             for name, value in _ENVIRONMENT.items():
@@ -62,6 +62,18 @@ class Ranks:
         values = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
         dist.all_gather(values, torch.tensor([n]))
         return [int(value) for value in values]
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return `[count, *x.shape]`: every rank's x, of one shape."""
+        if self.count == 1:
+            return x[None]
+        out = x.new_empty(self.count * x.shape[0], *x.shape[1:])
+        dist.all_gather_into_tensor(out, x.contiguous())
+        return out.view(self.count, *x.shape)
+
+    def gather_columns(self, x: Tensor) -> Tensor:
+        """Put every rank's columns side by side: `[n, k]` -> `[n, count * k]`."""
+        return self.gather(x).transpose(0, 1).reshape(len(x), self.count * x.shape[1])
 
     def close(self) -> None:
         """Leave the others."""

@@ -29,6 +29,7 @@ class EngineProcess:
         worker_id = changes.setdefault("worker_id", changes.get("role", "engine"))
         endpoint = f"ipc://{socket_folder / changes.pop('socket_name', worker_id)}.sock"
         changes.setdefault("incarnation", f"{worker_id}-start")
+        module = changes.pop("module", "services.engine.main")
         if changes.get("num_ranks", 1) > 1:
             changes["rendezvous"] = str(socket_folder / f"{worker_id}-ranks")
             Path(changes["rendezvous"]).mkdir()
@@ -37,7 +38,7 @@ class EngineProcess:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(endpoint)
-        self.ranks = [_start(msgspec.structs.replace(config, rank=rank)) for rank in range(config.num_ranks)]
+        self.ranks = [_start(module, msgspec.structs.replace(config, rank=rank)) for rank in range(config.num_ranks)]
         self.process = self.ranks[0]
         self.events: list[ipc.Event] = []
         self._unread: list[ipc.Event] = []
@@ -106,9 +107,9 @@ class EngineProcess:
         self.stop()
 
 
-def _start(config: EngineConfig) -> "subprocess.Popen[str]":
+def _start(module: str, config: EngineConfig) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.engine.main", "-"],
+        [sys.executable, "-m", module, "-"],
         stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert process.stdin is not None

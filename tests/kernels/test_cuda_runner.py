@@ -46,7 +46,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engines:
 
     def make(folder: Path, **changes: Any) -> Driver:
         if not HAS_CARD:
-            monkeypatch.setattr(load, "make_runner", lambda *parts: CudaRunner(*parts[:5]))
+            monkeypatch.setattr(load, "make_runner", CudaRunner)
             monkeypatch.setattr(prefill_graphs, "NUM_TOKENS", (8, 24))  # interpreted padding costs time
         backend = "cuda" if HAS_CARD else "cpu"
         return Driver(folder, backend=backend, **{"max_running_requests": 6, "max_context_tokens": 160} | changes)

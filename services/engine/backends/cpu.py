@@ -141,6 +141,10 @@ class CpuBackend:
         residual.add_(x)
         return functional.rms_norm(residual, weight.shape, weight, eps)
 
+    def gather_columns(self, x: Tensor) -> Tensor:
+        """See Ops."""
+        return self._ranks.gather_columns(x)
+
     def reduce(self, x: Tensor) -> Tensor:
         """See Ops."""
         return self._ranks.total(x)

@@ -62,8 +62,13 @@ class Decoder:
     embedding: Tensor  # [vocab_size, hidden]
     blocks: list[Block]
     norm: Tensor
-    head: Tensor  # [vocab_size, hidden]; the embedding itself when tied
+    head: Tensor  # [vocab_size / ranks, hidden], or [vocab_size, hidden] on each; of the embedding itself when tied
     norm_eps: float
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the whole vocabulary."""
+        return self.embedding.shape[0]
 
     def forward(self, ids: Tensor, ops: Ops) -> Tensor:
         """Return the last layer's hidden states [num_tokens, hidden], not yet normed, and write the step's KV."""
@@ -82,11 +87,7 @@ class Decoder:
         hidden = self.forward(ids, ops)
         return hidden if wanted is None else hidden[wanted]
 
-    @property
-    def vocab_size(self) -> int:
-        """Logits of a token."""
-        return int(self.head.shape[0])
-
     def logits(self, hidden: Tensor, ops: Ops) -> Tensor:
         """[n, hidden] -> [n, vocab_size] of the tokens that are sampled from."""
-        return ops.linear(ops.rms_norm(hidden, self.norm, self.norm_eps), self.head, None)
+        logits = ops.linear(ops.rms_norm(hidden, self.norm, self.norm_eps), self.head, None)
+        return logits if logits.shape[1] == self.vocab_size else ops.gather_columns(logits)

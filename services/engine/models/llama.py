@@ -54,6 +54,6 @@ def decoder(config: ModelConfig, weights: Weights, blocks: list[Block]) -> Decod
         embedding=embedding,
         blocks=blocks,
         norm=weights.whole("model.norm.weight", (config.hidden_size,)),
-        head=embedding if config.tied_embeddings else weights.whole("lm_head.weight", shape),
+        head=weights.own_rows(embedding) if config.tied_embeddings else weights.share_of_rows("lm_head.weight", shape),
         norm_eps=config.norm_eps,
     )

@@ -37,6 +37,17 @@ class Weights:
         """One tensor, the same on every rank."""
         return self._read(name, shape).to(self._device, self._dtype)
 
+    def share_of_rows(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """This rank's share of a tensor's rows; all of them, on every rank, where they cannot be split evenly."""
+        if shape[0] % self._num_ranks:
+            return self.whole(name, shape)
+        return self.own_rows(self._read(name, shape)).to(self._device, self._dtype).clone()
+
+    def own_rows(self, x: Tensor) -> Tensor:
+        """The same share of a tensor that is here, sharing its memory."""
+        n = len(x) // self._num_ranks
+        return x if len(x) % self._num_ranks else x[self._rank * n : (self._rank + 1) * n]
+
     def split_outputs(self, parts: Mapping[str, int], num_inputs: int, *, bias: bool) -> Linear:
         """Linear layers side by side in one: `parts` maps each name (without `.weight`) to its number of outputs."""
         weight = self._empty(sum(parts.values()) // self._num_ranks, num_inputs)

@@ -19,6 +19,7 @@ from kernels.indexed import gather_ints, scatter_ints
 from kernels.layout import Heads, Rope, SlotTable
 from services.engine.backends.cuda.clock import captured
 from services.engine.backends.cuda.decode_step import DecodeBuffers, DecodeStep
+from services.engine.backends.cuda.rank_sums import RankSums
 from services.engine.backends.cuda.recipe import DecodeRecipe
 from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.models.layers import Decoder
@@ -41,13 +42,16 @@ class DecodeGraphs:
 
     def __init__(  # noqa: PLR0913 - what a step is made of
         self, decoder: Decoder, heads: Heads, rope: Rope, pool: Tensor, table: DeviceTable,
-        rows: Tensor, context_lens: Tensor, recipe_of: Callable[[int], DecodeRecipe],
+        rows: Tensor, context_lens: Tensor, recipe_of: Callable[[int], DecodeRecipe], sums: RankSums | None,
     ) -> None:  # fmt: skip
         """`rows`, `context_lens`: `[max_rows]` int32 on the device, at their lasting addresses."""
         max_rows, device = len(rows), pool.device
         self._rungs = ladder(max_rows)
         self._buffers = DecodeBuffers(decoder, heads, max_rows, decoder.head.shape[0])
         self.logits = self._buffers.logits
+        """Of this rank's share of the vocabulary, where that is split."""
+        self._sums = sums
+        self._is_split = decoder.head.shape[0] < decoder.vocab_size
         self.sampled = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._ids = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._scratch = ArgmaxScratch.allocate(max_rows, device)
@@ -58,7 +62,7 @@ class DecodeGraphs:
         self._steps: list[DecodeStep] = []  # a graph knows the addresses of their tensors only: they must live on
         for rung in reversed(self._rungs):  # the largest first: the others fit into its memory
             recipe = recipe_of(rung)
-            step = DecodeStep(decoder, heads, rope, pool, self._buffers, rung, recipe)
+            step = DecodeStep(decoder, heads, rope, pool, self._buffers, rung, recipe, sums)
             self._steps.append(step)
             self._graphs[rung] = captured(self._launches(step, rung, recipe), device, memory)
             log.info("decode graph for %d rows, %d of %d, %.1f s", rung, len(self._graphs), len(self._rungs),
@@ -80,6 +84,8 @@ class DecodeGraphs:
             gather_ints(next_ids, rows, ids)
             logits = step(ids, lens, slots)
             argmax(logits, sampled, self._scratch, pdl=recipe.pdl)
+            if self._is_split and self._sums is not None:
+                self._sums.pick(logits, sampled, pdl=recipe.pdl)
             scatter_ints(sampled, rows, next_ids, pdl=recipe.pdl)
 
         return launches

@@ -22,6 +22,7 @@ from kernels.rms_norm import rms_norm
 from kernels.skinny_gemm import GemmShape, NormIn, NormOut, SplitSpace, skinny_gemm
 from kernels.streamed_gemm import StreamShape, streamed_gemm
 from kernels.swiglu import swiglu
+from services.engine.backends.cuda.rank_sums import RankSums
 from services.engine.backends.cuda.recipe import DecodeRecipe, Product
 from services.engine.models.experts import RoutedMlp
 from services.engine.models.layers import Block, Decoder, Linear
@@ -63,12 +64,13 @@ class DecodeStep:
     `ids`, `context_lens` and `slots` are read when a launch runs, so a graph follows what is written into them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a step is made of
         self, decoder: Decoder, heads: Heads, rope: Rope, pool: Tensor, buffers: DecodeBuffers, rows: int,
-        recipe: DecodeRecipe,
+        recipe: DecodeRecipe, sums: RankSums | None = None,
     ) -> None:  # fmt: skip
+        """`sums`: of the ranks that the decoder is split over; None for one."""
         self._decoder, self._heads, self._rope, self._pool = decoder, heads, rope, pool
-        self._recipe, self._rows, self._all = recipe, rows, buffers
+        self._recipe, self._rows, self._all, self._sums = recipe, rows, buffers, sums
         self._plan = DecodePlan.allocate(
             rows, recipe.block_tokens, recipe.target_items, pool.device, recipe.min_split_blocks
         )
@@ -114,7 +116,11 @@ class DecodeStep:
     def _routed(self, mlp: RoutedMlp, norm: Tensor) -> None:
         """Add the experts' output to the residual; no fused edges, and some small launches for the routing."""
         rms_norm(self._residual, norm, self._normed, self._decoder.norm_eps, pdl=self._recipe.pdl)
-        self._residual.add_(routed_experts(self._normed, *mlp.choose(self._normed), mlp.gate_up, mlp.down))
+        routed = routed_experts(self._normed, *mlp.choose(self._normed), mlp.gate_up, mlp.down)
+        if self._sums is None:
+            self._residual.add_(routed)
+        else:
+            self._sums.add(self._sums.partial(len(routed)).copy_(routed), self._residual)
         self._tiles = 0
 
     def _from_residual(self, linear: Linear, norm: Tensor, shape: Product, out: Tensor, *, gated: bool = False) -> None:
@@ -148,6 +154,9 @@ class DecodeStep:
 
     def _to_residual(self, x: Tensor, linear: Linear, shape: Product, next_norm: Tensor) -> None:
         """Add the product of `x` to the residual."""
+        if self._sums is not None:
+            self._sum_to_residual(self._sums, x, linear, shape, next_norm)
+            return
         if shape is None:
             torch.addmm(self._residual, x, linear.weight.t(), out=self._residual)
             if linear.bias is not None:
@@ -157,6 +166,18 @@ class DecodeStep:
         norm_out = NormOut(next_norm, self._scaled, self._all.squares)
         self._gemm(x, linear, self._residual, shape, residual=self._residual, norm_out=norm_out)
         self._tiles = -(-self._residual.shape[1] // shape.block_n)
+
+    def _sum_to_residual(
+        self, sums: RankSums, x: Tensor, linear: Linear, shape: Product, next_norm: Tensor
+    ) -> None:  # fmt: skip
+        """Add the sum over ranks of the products of `x`: the sum has the edges that the product has on one rank."""
+        partial = sums.partial(len(x))
+        if isinstance(shape, GemmShape | StreamShape):
+            self._gemm(x, linear, partial, shape)
+        else:
+            _matmul(x, linear, partial)
+        norm_out = NormOut(next_norm, self._scaled, self._all.squares)
+        self._tiles = sums.add(partial, self._residual, norm_out, pdl=self._recipe.pdl)
 
 
 def _matmul(x: Tensor, linear: Linear, out: Tensor) -> None:

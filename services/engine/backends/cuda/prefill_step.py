@@ -22,6 +22,7 @@ from kernels.prefill_attention import PrefillTuning, prefill_attention
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from kernels.swiglu import swiglu
+from services.engine.backends.cuda.rank_sums import RankSums
 from services.engine.models.experts import RoutedMlp
 from services.engine.models.layers import Block, Decoder, Linear
 
@@ -63,17 +64,18 @@ class PrefillStep:
 
     def __init__(
         self, decoder: Decoder, heads: Heads, rope: Rope, pool: Tensor,
-        attention: PromptAttention, tuning: PrefillTuning,
+        attention: PromptAttention, tuning: PrefillTuning, sums: RankSums | None = None,
     ) -> None:  # fmt: skip
+        """`sums`: of the ranks that the decoder is split over; None for one."""
         self._decoder, self._heads, self._rope, self._pool = decoder, heads, rope, pool
-        self._attention, self._tuning = attention, tuning
+        self._attention, self._tuning, self._sums = attention, tuning, sums
 
     def __call__(self, batch: PrefillBatch) -> Tensor:
-        """Write the chunks' K and V; return logits `[len(logits_tokens), vocab]`."""
+        """Write the chunks' K and V; return logits `[len(logits_tokens), vocab]`, of this rank's share."""
         return self.logits(self.final_states(batch))
 
     def logits(self, states: Tensor) -> Tensor:
-        """`[n, hidden]` as from `final_states` -> `[n, vocab]`."""
+        """`[n, hidden]` as from `final_states` -> `[n, vocab]`, of this rank's share."""
         return torch.mm(states, self._decoder.head.t())
 
     def final_states(self, batch: PrefillBatch) -> Tensor:
@@ -107,16 +109,34 @@ class PrefillStep:
 
     def _finish(self, block: Block, attended: Tensor, residual: Tensor, normed: Tensor) -> None:
         """Add attention's output and the MLP to the residual."""
-        _add_product(residual, attended, block.attention.out)
+        self._add_product(residual, attended, block.attention.out)
         rms_norm(residual, block.mlp_norm, normed, self._decoder.norm_eps)
         mlp = block.mlp
         if isinstance(mlp, RoutedMlp):
-            residual.add_(routed_experts(normed, *mlp.choose(normed), mlp.gate_up, mlp.down))
+            self._add(residual, routed_experts(normed, *mlp.choose(normed), mlp.gate_up, mlp.down))
             return
         gate_up = _product(normed, mlp.gate_up)
         inner = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         swiglu(gate_up, inner)
-        _add_product(residual, inner, mlp.down)
+        self._add_product(residual, inner, mlp.down)
+
+    def _add(self, residual: Tensor, x: Tensor) -> None:
+        if self._sums is None:
+            residual.add_(x)
+        else:
+            self._sums.add(self._sums.partial(len(x)).copy_(x), residual)
+
+    def _add_product(self, residual: Tensor, x: Tensor, linear: Linear) -> None:
+        if self._sums is None:
+            torch.addmm(residual, x, linear.weight.t(), out=residual)
+            if linear.bias is not None:
+                residual.add_(linear.bias)
+            return
+        partial = self._sums.partial(len(x))
+        torch.mm(x, linear.weight.t(), out=partial)
+        if linear.bias is not None:
+            partial.add_(linear.bias)
+        self._sums.add(partial, residual)
 
     def _rotated(self, layer: int, block: Block, normed: Tensor, batch: PrefillBatch) -> Tensor:
         """Return the fused q, k, v rows, q and k rotated, k and v written to their slots."""
@@ -151,9 +171,3 @@ class PrefillStep:
 
 def _product(x: Tensor, linear: Linear) -> Tensor:
     return torch.nn.functional.linear(x, linear.weight, linear.bias)
-
-
-def _add_product(residual: Tensor, x: Tensor, linear: Linear) -> None:
-    torch.addmm(residual, x, linear.weight.t(), out=residual)
-    if linear.bias is not None:
-        residual.add_(linear.bias)

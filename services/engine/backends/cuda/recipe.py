@@ -38,11 +38,12 @@ _CTAS = 264
 """Programs of decode attention that a card of 132 multiprocessors holds at once, at two each."""
 
 
-def recipe_for(rows: int, num_kv_heads: int, dtype: torch.dtype, *, hopper: bool) -> DecodeRecipe:
+def recipe_for(rows: int, num_kv_heads: int, dtype: torch.dtype, *, hopper: bool, num_ranks: int = 1) -> DecodeRecipe:
     """Return the measured choice for a step of `rows` rows.
 
     float32 goes through cuBLAS: the small-batch products are tensor-core kernels. Without Hopper's copy engine the
-    portable product takes the place of the streamed one.
+    portable product takes the place of the streamed one. A rank's products have as few outputs as there are more ranks:
+    `qkv` and `gate_up` are cut finer then.
     """
     recipe = _attention(_PLAIN, rows, num_kv_heads)
     if dtype == torch.float32:  # twice the bytes of a token in shared memory
@@ -50,23 +51,27 @@ def recipe_for(rows: int, num_kv_heads: int, dtype: torch.dtype, *, hopper: bool
     if rows > 64:
         return recipe
     block_b = max(16, 1 << (rows - 1).bit_length())
-    return _products(recipe, block_b) if hopper else _portable(recipe, block_b)
+    chosen = _products(recipe, block_b) if hopper else _portable(recipe, block_b)
+    return chosen if num_ranks == 1 else _split(chosen, block_b, hopper=hopper)
 
 
 def _attention(recipe: DecodeRecipe, rows: int, num_kv_heads: int) -> DecodeRecipe:
-    """Cut contexts so that the card is full, but never finer than what a merge costs (about 2 us) is worth."""
+    """Cut contexts so that the card is full, but never finer than what a merge costs (about 2 us) is worth.
+
+    Measured with 8 KV heads; a rank with fewer has as many programs fewer a context, and cuts contexts finer.
+    """
     one_wave = -(-_CTAS // num_kv_heads)
     if rows < 16:
         return replace(recipe, attention=AttentionTuning(3, 4, 8), block_tokens=64, target_items=one_wave,
                        min_split_blocks=max(2, rows))  # fmt: skip
     if rows <= 32:
         return replace(recipe, attention=AttentionTuning(3, 4, 8), block_tokens=128, target_items=one_wave,
-                       min_split_blocks=8)  # fmt: skip
+                       min_split_blocks=num_kv_heads)  # fmt: skip
     if rows <= 64:
         return replace(recipe, attention=AttentionTuning(4, 4, 8), block_tokens=32, target_items=4 * one_wave,
-                       min_split_blocks=32)  # fmt: skip
+                       min_split_blocks=4 * num_kv_heads)  # fmt: skip
     return replace(recipe, attention=AttentionTuning(3, 4, 8), block_tokens=64, target_items=8 * one_wave,
-                   min_split_blocks=16)  # fmt: skip
+                   min_split_blocks=2 * num_kv_heads)  # fmt: skip
 
 
 def _products(recipe: DecodeRecipe, block_b: int) -> DecodeRecipe:
@@ -95,4 +100,15 @@ def _portable(recipe: DecodeRecipe, block_b: int) -> DecodeRecipe:
         out=GemmShape(64, block_b, 128, 2, 6 if deep else 4),
         gate_up=GemmShape(64, block_b, 128 if deep else 64, 1, 3 if deep else 5),
         down=GemmShape(64, block_b, 128, 2, 6 if deep else 4),
+    )
+
+
+def _split(recipe: DecodeRecipe, block_b: int, *, hopper: bool) -> DecodeRecipe:
+    """Half the tiles of a whole model would leave half the card idle."""
+    if not hopper or block_b <= 16:
+        return replace(recipe, qkv=GemmShape(64, block_b, 128, 2, 4))
+    return replace(
+        recipe,
+        qkv=GemmShape(64, block_b, 128, 2, 4),
+        gate_up=StreamShape(64, block_b, 64, 1, 5),
     )

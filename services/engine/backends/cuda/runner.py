@@ -28,6 +28,7 @@ from services.engine.backends.cuda.eager_steps import EagerDecode, EagerPrefill,
 from services.engine.backends.cuda.host_pages import PinnedPages
 from services.engine.backends.cuda.prefill_graphs import PrefillGraphs
 from services.engine.backends.cuda.prefill_step import PrefillStep, PromptAttention
+from services.engine.backends.cuda.rank_sums import open_rank_sums
 from services.engine.backends.cuda.recipe import recipe_for
 from services.engine.backends.cuda.result import DeviceResult, Waiting
 from services.engine.backends.cuda.sampler import Draws, Logprobs, launch_draws, stage_draws
@@ -38,6 +39,7 @@ from services.engine.batch import Batch
 from services.engine.models.generic import GenericDecoder
 from services.engine.models.layers import Decoder
 from services.engine.prompt_scoring import ChunkScores, score
+from services.engine.ranks import Ranks
 from services.engine.rows import Rows
 
 log = logging.getLogger(__name__)
@@ -56,7 +58,8 @@ class CudaRunner:
     pipeline_depth = 1
 
     def __init__(
-        self, decoder: Decoder | GenericDecoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor]
+        self, decoder: Decoder | GenericDecoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor],
+        ranks: Ranks,
     ) -> None:  # fmt: skip
         """Capture the graphs of our own families. `rope`: tables as `models.rope.rope_tables` makes them, float32."""
         self.device = pool.device
@@ -69,6 +72,7 @@ class CudaRunner:
         self._max_rows = len(rows.length)
         self._table = DeviceTable(rows, pool.shape[1] - 1, self.device)
         self._staging = Staging(2 * self._max_rows + _STAGING_INTS, self.device)
+        self._ranks = ranks
         self._prefill: PrefillGraphs | EagerPrefill
         self._graphs: DecodeGraphs | EagerDecode
         if isinstance(decoder, GenericDecoder):
@@ -138,25 +142,29 @@ class CudaRunner:
         self._graphs = EagerDecode(step, self._table, rows, lens, self._vocab, self.pool.dtype)
 
     def _capture(self, decoder: Decoder) -> None:
-        self._vocab = decoder.head.shape[0]
+        self._vocab = decoder.vocab_size
+        sums = open_rank_sums(self._ranks, decoder.embedding.shape[1], self._max_rows, self.pool.dtype, self.device)
         hopper = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device)[0] == 9
         half = self.pool.dtype in {torch.bfloat16, torch.float16}
         tuning = PrefillTuning() if half else _SMALL_TILES
         attention = PromptAttention.CUDNN if half and self.device.type == "cuda" else PromptAttention.TRITON
-        recipe_of = partial(recipe_for, num_kv_heads=self._heads.num_kv_heads, dtype=self.pool.dtype, hopper=hopper)
+        recipe_of = partial(recipe_for, num_kv_heads=self._heads.num_kv_heads, dtype=self.pool.dtype, hopper=hopper,
+                            num_ranks=self._ranks.count)  # fmt: skip
         log.info(
             "decode: Triton split-KV attention, products %s; prompts: attention %s, products cuBLAS",
             "Triton up to 64 rows, cuBLAS above" if half else "cuBLAS",
             "cuDNN for whole prompts of equal length, Triton for others" if attention is PromptAttention.CUDNN
             else "Triton",
         )  # fmt: skip
-        prefill = PrefillStep(decoder, self._heads, self._rope, self.pool, attention, tuning)
+        prefill = PrefillStep(decoder, self._heads, self._rope, self.pool, attention, tuning, sums)
         graphs = PrefillGraphs(prefill, self._table, self._staging, tuning.block_queries)
         graphs.capture(self._stage_no_rows, self.device)
         self._prefill = graphs
         rows, lens = self._stage_no_rows()
         self._staging.send()
-        self._graphs = DecodeGraphs(decoder, self._heads, self._rope, self.pool, self._table, rows, lens, recipe_of)
+        self._graphs = DecodeGraphs(
+            decoder, self._heads, self._rope, self.pool, self._table, rows, lens, recipe_of, sums
+        )
 
     def _stage_no_rows(self) -> tuple[Tensor, Tensor]:
         nothing = np.empty(0, np.int32)
@@ -189,7 +197,7 @@ class CudaRunner:
         graphs.launch(n)
         if draws is None:
             return None
-        logprobs = launch_draws(draws, graphs.logits, graphs.sampled)
+        logprobs = launch_draws(draws, self._whole(graphs.logits[:n]), graphs.sampled)
         scatter_ints(graphs.sampled[:n], rows[:n], self._table.next_ids)
         return logprobs
 
@@ -198,7 +206,10 @@ class CudaRunner:
         if states is None:
             return []
         parts = states.split([len(each.targets) for each in batch.scored])
-        logits_of = self._prefill.logits
+
+        def logits_of(rows: Tensor) -> Tensor:
+            return self._whole(self._prefill.logits(rows))
+
         return [
             score(each, part, logits_of, self._vocab, download) for each, part in zip(batch.scored, parts, strict=True)
         ]
@@ -207,6 +218,10 @@ class CudaRunner:
         ids = torch.empty(0 if rows is None else len(rows), dtype=torch.int32, device=self.device)
         if draws is None or rows is None:
             return ids, None
-        logprobs = launch_draws(draws, logits, ids)
+        logprobs = launch_draws(draws, self._whole(logits), ids)
         scatter_ints(ids, rows, self._table.next_ids)
         return ids, logprobs
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        """The logits of the whole vocabulary, where each rank has some."""
+        return logits if logits.shape[1] == self._vocab else self._ranks.gather_columns(logits)

@@ -13,6 +13,7 @@ from tests.engine.pair import PAGES, Pair
 from tests.engine.process import EngineProcess
 from tests.engine.tiny import make_worded_model, prompt_of, reference_greedy
 
+pytestmark = pytest.mark.timeout(300)  # six processes start on what cores there are
 RANKS = (1, 2)
 PAIRS = [(2, 2), (1, 2), (2, 1)]
 WORDS = 120

@@ -15,6 +15,7 @@ from tests.engine.driver import Driver, engine_config
 from tests.engine.process import EngineProcess
 from tests.engine.tiny import make_worded_model, prompt_of, reference_greedy
 
+pytestmark = pytest.mark.timeout(300)  # six processes start on what cores there are
 NUM_TOKENS = 10
 
 

@@ -14,6 +14,7 @@ from tests.integration.client import stream_all
 from tests.integration.cluster import Cluster
 from tests.integration.leaks import wait_nothing_left
 
+pytestmark = pytest.mark.timeout(300)  # ten processes start on what cores there are
 NUM_TOKENS = 12
 OPTIONS = ["--dtype", "float32", "--chunk-tokens", "16", "--kv-pool-tokens", "4096", "--transfer-page-bytes", "65536"]
 TWO_RANKS = ["--tp", "2"]

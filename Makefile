@@ -19,7 +19,7 @@ FUZZ_S ?= 300
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell find proto -name '*.proto' 2>/dev/null)
-CODE := $(wildcard services kernels tools bench tests)
+CODE := $(wildcard services kernels tools bench tests examples)
 # Quick sets first: a mistake shows in seconds.
 TESTS := $(wildcard tests/unit tests/kernels tests/engine tests/chart tests/integration tests/faults)
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"

@@ -2,8 +2,12 @@
 
 import asyncio
 import functools
+import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc.aio
 import httpx
@@ -21,6 +25,7 @@ from tests.integration.api.gateway import DECODE, PREFILL, SLOW_DECODE, Served, 
 
 pytestmark = [pytest.mark.demo_model, pytest.mark.asyncio(loop_scope="module")]
 
+ROOT = Path(__file__).resolve().parents[3]
 ASK = [{"role": "user", "content": "Tell me of the sea."}]
 
 
@@ -140,6 +145,20 @@ async def test_grpc_generates_what_http_does(shared: Served) -> None:
         assert messages[-1].usage.completion_tokens == 30
         info = await stub.GetServerInfo(gateway_pb2.GetServerInfoRequest())
         assert sorted(worker.role for worker in info.workers) == ["decode", "prefill"]
+    for worker in running:
+        await worker.until_empty()
+
+
+async def test_the_example_client_prints_a_chat(shared: Served) -> None:
+    gate, running = shared
+    command = [sys.executable, "examples/grpc_client.py", f"127.0.0.1:{gate.grpc_port}", ASK[0]["content"]]
+    client = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, env=os.environ | {"PYTHONPATH": "gen"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, err = await client.communicate()
+    assert client.returncode == 0, err.decode()
+    assert out.decode().removesuffix("\n") == expected(ASK, 64)
+    assert err.decode() == "models: demo\n"
     for worker in running:
         await worker.until_empty()
 

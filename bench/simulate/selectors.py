@@ -20,7 +20,7 @@ from services.common.messages import Limits, Load, Role, WorkerRef
 from services.common.request import Request, SamplingParams, StopParams
 from services.pd_master.pending_load import PendingLoad
 from services.pd_master.prefix_index import PrefixIndex
-from services.pd_master.selector import Snapshot, WorkerView, choose
+from services.pd_master.selector import Policy, Snapshot, WorkerView, choose
 
 Worker = PrefillWorker | DecodeWorker
 T = TypeVar("T", PrefillWorker, DecodeWorker)
@@ -98,7 +98,7 @@ class Ours:
         workers: list[Worker] = [*fleet.prefill, *fleet.decode]
         self._workers = {one.name: one for one in workers}
         self._refs = {name: WorkerRef(name, "1") for name in self._workers}
-        self._reached = frozenset(self._refs[one.name] for one in fleet.decode)
+        self._reached = {self._refs[one.name]: fleet.setup.costs.transfer_gb_per_s for one in fleet.decode}
         self._loads = {name: Load() for name in self._workers}
         self._index = PrefixIndex()
         self._changes: list[tuple[WorkerRef, list[int], list[int]]] = []
@@ -109,7 +109,8 @@ class Ours:
         matched = self._index.match(story.arrival.blocks)
         cached = {ref: count * BLOCK_TOKENS for ref, count in matched.items()}
         snapshot = Snapshot(views, self._draws.random(), cached)
-        pair = choose(_request(story), frozenset(), snapshot, self._fleet.setup.missing_weight)
+        policy = Policy(self._fleet.setup.missing_weight, local_tokens=0)
+        pair = choose(_request(story), frozenset(), snapshot, policy)
         assert pair.decode is not None
         prefill, decode = self._workers[pair.prefill.worker_id], self._workers[pair.decode.worker.worker_id]
         assert isinstance(prefill, PrefillWorker)
@@ -164,7 +165,7 @@ class Ours:
             limits=Limits(slots, config.max_running, slots, 1, (), config.chunk_tokens),
             load=self._loads[worker.name],
             takes_work=True,
-            proven=self._reached if is_prefill else frozenset(),
+            proven=self._reached if is_prefill else {},
             pending_requests=self._pending.num_requests(ref),
             pending_tokens=self._pending.num_tokens(ref),
         )

@@ -243,6 +243,12 @@ class GatewayConfig(PodTlsOptions, LogOptions):
         group="network",
         metavar="PATH",
     )
+    local_prefill_tokens: int = option(
+        256,
+        "prompt tokens that a decode worker may compute itself where that is sooner; 0 leaves all to prefill",
+        group="limits",
+        minimum=0,
+    )
     max_attempts: int = option(32, "pairs of workers tried for one request", group="limits", minimum=1)
     queue_budget_s: float = option(60.0, "longest wait until a prefill starts", group="limits", minimum=0.1)
     deadline_s: float = option(600.0, "longest time for a whole request", group="limits", minimum=0.1)

@@ -19,12 +19,16 @@ class State(enum.Enum):
     DONE = "done"
 
 
+NOBODY = WorkerRef("", "")
+"""The peer of an attempt that is computed here."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Reservation(Attempt):
     """Changed only by `DecodeReservations`."""
 
     peer: WorkerRef
-    """The prefill worker that asked."""
+    """The prefill worker that asked; NOBODY where it is computed here."""
     job_id: int
     lease_until: float
     state: State = State.ASKED

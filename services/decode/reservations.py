@@ -9,6 +9,9 @@
         from any state left of JOINED back to nothing, with a tombstone.
     Abort, not named by its master, master silent: from any state.
 
+A short or cached prompt that its master submits here (`computing`) is its master's from the start: it is JOINED while
+it waits in the Router.
+
 ASKED to JOINING belong to the prefill worker, which renews their lease by naming them each second; from JOINED on an
 attempt is its master's alone. Answers are given again when asked again: all that a prefill worker says is idempotent.
 
@@ -23,14 +26,11 @@ from services.common.errors import SluiceError
 from services.common.ipc import AttemptKey
 from services.common.messages import (
     Abort,
-    Failed,
-    FailureCause,
     Joined,
     MasterMessage,
     MasterRef,
     Reconcile,
     RefusalReason,
-    Refused,
     Submit,
     WorkerRef,
 )
@@ -46,13 +46,14 @@ from services.common.peer_messages import (
     Reserve,
     Revoked,
 )
-from services.decode.reservation import Reservation, State
+from services.decode.reservation import NOBODY, Reservation, State
 from services.router.work import WorkKind
 from services.worker.jobs import GivenUp, JobEvent
-from services.worker.protocol.attempt import OpenLog
+from services.worker.protocol.attempt import OpenLog, wanted_scores
+from services.worker.protocol.computing import Computing
 from services.worker.protocol.core import DEFAULT_TIMES, ProtocolCore
 from services.worker.protocol.decoding import Decoding
-from services.worker.protocol.effects import Effect, EndJob, EngineCommand, SendToMaster, SendToPeer, StartJob
+from services.worker.protocol.effects import Effect, EndJob, EngineCommand, SendToPeer, StartJob
 from services.worker.protocol.peers import Peers
 from services.worker.protocol.times import Times
 
@@ -70,6 +71,7 @@ class DecodeReservations(ProtocolCore[Reservation]):
         self._lease_s = times.reservation_lease_s
         self._peers = Peers()
         self._decoding = Decoding(self._masters, self._emit, open_log, new_id, eos_token_ids)
+        self._computing = Computing(self._masters, self._decoding, self._emit, new_id, eos_token_ids)
         self._by_job: dict[int, Reservation] = {}
         """Reservations left of JOINED."""
         self._peer_misses: dict[AttemptKey, int] = {}
@@ -77,20 +79,42 @@ class DecodeReservations(ProtocolCore[Reservation]):
     @property
     def num_jobs(self) -> int:
         """Jobs that Router or engine have of them."""
-        return len(self._by_job) + len(self._decoding)
+        return len(self._by_job) + len(self._computing) + len(self._decoding)
 
     # --------------------------------------------------------------------------------------------------- from masters
 
     def from_master(self, ref: MasterRef, message: MasterMessage, now: float) -> list[Effect]:
-        """Anything but a hello. Prompts are refused: this role computes none for masters."""
+        """Anything but a hello."""
         match message:
             case Abort(keys=keys):
                 self._masters.abort(keys, now)
             case Reconcile(live=live):
                 self._masters.reconcile(ref, live, now)
-            case Submit(key=key):
-                self._emit(SendToMaster(ref, Refused(key, RefusalReason.NOT_READY, message="a decode worker")))
+            case Submit():
+                self._submit(ref, message, now)
         return self._take()
+
+    def _submit(self, ref: MasterRef, submit: Submit, now: float) -> None:
+        """A prompt that is computed here sooner than it would come from elsewhere."""
+        if not self._is_new(ref, submit):
+            return
+        if submit.decode is not None:
+            self._refuse(ref, submit.key, RefusalReason.NOT_READY, "a decode worker hands nothing over")
+            return
+        one = Reservation(
+            submit.key,
+            ref,
+            submit.request,
+            submit.choices,
+            submit.output_ids,
+            arrival_s=now - submit.age_s,
+            scores=wanted_scores(submit),
+            peer=NOBODY,
+            job_id=0,
+            lease_until=0.0,
+            state=State.JOINED,
+        )
+        self._computing.submit(one, now)
 
     # --------------------------------------------------------------------------------------------------- from prefill
 
@@ -200,7 +224,7 @@ class DecodeReservations(ProtocolCore[Reservation]):
         one = self._by_job.get(event.job_id)
         if one is not None:
             self._reservation_event(one, event, now)
-        else:
+        elif not self._computing.takes(event):
             self._decoding_event(event)
         return self._take()
 
@@ -238,23 +262,9 @@ class DecodeReservations(ProtocolCore[Reservation]):
 
     def _decoding_event(self, event: JobEvent) -> None:
         one = self._decoding.attempt(event.job_id)
-        match event:
-            case ipc.SequenceOutput():
-                self._decoding.output(event)
-            case ipc.Preempted():
-                self._decoding.preempted(event)
-            case ipc.Ended(job_id=job_id) | GivenUp(job_id=job_id):
-                if self._decoding.ended(job_id) is not None and one is not None:
-                    self._fail(one)
+        self._decoding.event(event)
         if one is not None and one.state is State.JOINED and not any(one.jobs.values()):
             one.state = State.DONE
-
-    def _fail(self, one: Reservation) -> None:
-        self._decoding.stop(one)
-        one.state = State.DONE
-        self._masters.tell(
-            one, Failed(one.key, FailureCause.ENGINE, "the engine ended a sequence that had not finished")
-        )
 
     # --------------------------------------------------------------------------------------------------------- timers
 
@@ -273,8 +283,9 @@ class DecodeReservations(ProtocolCore[Reservation]):
         return self._take()
 
     def drain(self, now: float) -> list[Effect]:
-        """Reserve nothing more; what is granted comes in, and what is in goes on (R17)."""
+        """Take nothing more; what is granted comes in, and what is in goes on (R17)."""
         self.draining = True
+        self._computing.drain()
         for one in list(self._of_peers()):
             if one.state is State.ASKED:
                 self._send(one.peer, Denied(one.key, RefusalReason.DRAINING))
@@ -302,6 +313,7 @@ class DecodeReservations(ProtocolCore[Reservation]):
         self._peer_misses.pop(one.key, None)
         if self._by_job.pop(one.job_id, None) is not None:
             self._emit(EndJob(one.job_id))
+        self._computing.end(one)
         self._decoding.stop(one)
         self._masters.remove(one, now)
 

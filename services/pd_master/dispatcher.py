@@ -19,19 +19,20 @@ from services.pd_master.pending_load import PendingLoad
 from services.pd_master.prefix_index import PrefixIndex
 from services.pd_master.recovery import MAX_ATTEMPTS
 from services.pd_master.registry import Registry
-from services.pd_master.selector import Snapshot, choose, choose_decode
+from services.pd_master.selector import USUAL, Policy, Snapshot, choose, choose_decode
 
 
 class SnapshotChooser:
     """The selector, on what the registry knows now. The prompt is hashed once for each choice that is made."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot], prefixes: PrefixIndex) -> None:
+    def __init__(self, snapshot: Callable[[], Snapshot], prefixes: PrefixIndex, policy: Policy) -> None:
         self._snapshot = snapshot
         self._prefixes = prefixes
+        self._policy = policy
 
     def pair(self, request: Request, excluded: frozenset[WorkerRef]) -> Pair:
         """As `selector.choose`."""
-        return choose(request, excluded, self._snapshot_for(request))
+        return choose(request, excluded, self._snapshot_for(request), self._policy)
 
     def decode(self, request: Request, prefill: WorkerRef, excluded: frozenset[WorkerRef]) -> Peer:
         """As `selector.choose_decode`."""
@@ -52,9 +53,11 @@ class PdDispatcher:
         client_buffer_bytes: int,
         client_stall_s: float,
         max_attempts: int = MAX_ATTEMPTS,
+        policy: Policy = USUAL,
     ) -> None:
         self._registry = registry
-        self._attempts = Attempts(SnapshotChooser(registry.snapshot, registry.prefixes), pending, max_attempts)
+        chooser = SnapshotChooser(registry.snapshot, registry.prefixes, policy)
+        self._attempts = Attempts(chooser, pending, max_attempts)
         self._client_buffer_bytes = client_buffer_bytes
         self._client_stall_s = client_stall_s
         self._generations: dict[str, ClientGeneration] = {}

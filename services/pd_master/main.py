@@ -22,6 +22,7 @@ from services.pd_master.front import Front
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.pending_load import PendingLoad
 from services.pd_master.registry import Registry
+from services.pd_master.selector import Policy
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ async def _run(config: GatewayConfig) -> None:
         client_buffer_bytes=config.client_buffer_bytes,
         client_stall_s=config.client_stall_s,
         max_attempts=config.max_attempts,
+        policy=Policy(local_tokens=config.local_prefill_tokens),
     )
     FleetCollector(metrics.registry, registry.snapshot, registry.prefixes)
     fleet = Fleet(master, registry, dispatcher)

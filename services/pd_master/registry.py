@@ -127,7 +127,7 @@ class Registry:
             limits=hello.limits,
             load=Load() if beat is None else beat.load,
             takes_work=open_to_work and able,
-            proven=frozenset() if beat is None else frozenset(pair.worker for pair in beat.proven),
+            proven={} if beat is None else {pair.worker: pair.gb_per_s for pair in beat.proven},
             pending_requests=self._pending.num_requests(hello.worker),
             pending_tokens=self._pending.num_tokens(hello.worker),
             draining=beat is not None and beat.draining,

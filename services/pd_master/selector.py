@@ -2,10 +2,11 @@
 
 Workers pair up within a group, and only where a test page has crossed (R13, R16). The prefill worker is the one
 where the prompt is predicted to be computed soonest: its wait, and what of the prompt its prefix cache lacks. The
-decode worker is the one with the lowest predicted demand. In both this master's own dispatches count from the moment
-they are sent. Among those nearly as good as the best one is drawn, so that several
-masters with the same view do not all take the same one. A mixed worker takes a request when its wait is no longer than
-that of the best pair.
+decode worker is the one with the lowest predicted demand; among nearly equals, one to which the KV that it lacks moves
+fastest. In both this master's own dispatches count from the moment they are sent. Among those nearly as good as the
+best one is drawn, so that several masters with the same view do not all take the same one. A mixed worker takes a
+request when its wait is no longer than that of the best pair. A decode worker computes a prompt itself when little of
+it is missing there and that little is computed sooner than the prompt would come from the prefill worker.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,12 @@ from services.pd_master.inflight import Pair
 
 NEAR_WAIT_S = 0.02
 NEAR_DEMAND = 0.05
+NEAR_MOVE_S = 0.02
 """How much worse than the best one still counts as equal."""
+LOCAL_TOKENS = 256
+"""The most a decode worker computes of a prompt: 6 ms of a large card, during which its sequences wait."""
+LOCAL_COST = 2.0
+"""What a second of computing costs on a decode worker, in seconds of one request's: others wait meanwhile."""
 LEAST_TOKENS_PER_S = 5000.0
 """What a worker reports is what it did in the last second, which is little when there was little to do."""
 MISSING_WEIGHT = 6.0
@@ -47,8 +53,8 @@ class WorkerView:
     load: Load
     takes_work: bool
     """Ready, not draining, and heard of lately."""
-    proven: frozenset[WorkerRef]
-    """Decode workers that this prefill worker has reached."""
+    proven: Mapping[WorkerRef, float]
+    """Decode workers that this prefill worker has reached -> 10^9 bytes a second that a test page crossed at."""
     pending_requests: int
     pending_tokens: int
     """This master's own dispatches that `load` does not contain yet."""
@@ -84,9 +90,19 @@ class Snapshot:
     """Leading tokens of this request's prompt that prefix caches hold; workers that hold none may be left out."""
 
 
-def choose(
-    request: Request, excluded: frozenset[WorkerRef], snapshot: Snapshot, missing_weight: float = MISSING_WEIGHT
-) -> Pair:
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What operators and simulations may set."""
+
+    missing_weight: float = MISSING_WEIGHT
+    local_tokens: int = LOCAL_TOKENS
+    """0: decode workers compute no prompts."""
+
+
+USUAL = Policy()
+
+
+def choose(request: Request, excluded: frozenset[WorkerRef], snapshot: Snapshot, policy: Policy = USUAL) -> Pair:
     """Pick a pair, or a mixed worker. Raises NoWorkerError when a role is missing, ContextLengthError when the request
     is larger than every worker, OverloadedError (with Retry-After) when all queues are full."""
     usable = [view for view in snapshot.workers if view.takes_work and view.model == request.model]
@@ -106,12 +122,15 @@ def choose(
     if not free:
         wait_s = min(view.wait_s for view in able)
         raise OverloadedError("the queues of all workers are full", retry_after_s=min(max(wait_s, 1.0), 60.0))
-    cost = _time_to_compute(free, snapshot.cached_tokens, missing_weight)
+    cost = _time_to_compute(free, snapshot.cached_tokens, policy.missing_weight)
     first = _near_best(free, cost, NEAR_WAIT_S, snapshot.draw)
     if first.role is Role.MIXED:
         return Pair(first.worker, None)
     partners = [view for view in decodes[first.worker] if _fits_decode(request, view.limits)]
-    return Pair(first.worker, _peer(_near_best(partners, lambda view: view.demand, NEAR_DEMAND, snapshot.draw)))
+    second = _choose_decode(request, first, partners, snapshot)
+    if _computes_sooner(request, first, second, snapshot, policy):
+        return Pair(second.worker, None)
+    return Pair(first.worker, _peer(second))
 
 
 def choose_decode(request: Request, prefill: WorkerRef, excluded: frozenset[WorkerRef], snapshot: Snapshot) -> Peer:
@@ -128,7 +147,8 @@ def choose_decode(request: Request, prefill: WorkerRef, excluded: frozenset[Work
     ]
     if not partners:
         raise NoWorkerError("no other decode worker is left for a prompt that is computed", retry_after_s=1.0)
-    return _peer(_near_best(partners, lambda view: view.demand, NEAR_DEMAND, snapshot.draw))
+    assert holder is not None
+    return _peer(_choose_decode(request, holder, partners, snapshot))
 
 
 def count_pairs(snapshot: Snapshot) -> int:
@@ -189,9 +209,48 @@ def _time_to_compute(
     return cost
 
 
-def _near_best(views: list[WorkerView], cost: Callable[[WorkerView], float], near: float, draw: float) -> WorkerView:
+def _choose_decode(request: Request, prefill: WorkerView, views: list[WorkerView], snapshot: Snapshot) -> WorkerView:
+    def demand(view: WorkerView) -> float:
+        held = snapshot.cached_tokens.get(view.worker, 0)
+        return view.demand - held / max(view.limits.num_slots, 1)
+
+    close = _near(views, demand, NEAR_DEMAND)
+    return _near_best(close, lambda view: _move_s(request, prefill, view, snapshot), NEAR_MOVE_S, snapshot.draw)
+
+
+def _move_s(request: Request, prefill: WorkerView, decode: WorkerView, snapshot: Snapshot) -> float:
+    """Seconds in which the KV that a decode worker lacks would cross; 0 where size or speed is unknown."""
+    gb_per_s = prefill.proven[decode.worker]
+    missing = len(request.prompt_ids) - snapshot.cached_tokens.get(decode.worker, 0)
+    return missing * decode.limits.kv_bytes_per_token / (gb_per_s * 1e9) if gb_per_s else 0.0
+
+
+def _computes_sooner(
+    request: Request, prefill: WorkerView, decode: WorkerView, snapshot: Snapshot, policy: Policy
+) -> bool:
+    """Whether the decode worker would have the prompt computed before it came from the prefill worker.
+
+    Both are taken to compute as fast as the prefill worker did lately. The decode worker's own wait counts either way,
+    beside the computing elsewhere or before the computing here, so that it does not take more than it can compute.
+    """
+    prompt, cached = len(request.prompt_ids), snapshot.cached_tokens
+    missing = prompt - cached.get(decode.worker, 0)
+    if missing > policy.local_tokens or decode.is_full:
+        return False
+    speed = max(LEAST_TOKENS_PER_S, prefill.load.tokens_per_s)
+    local_s = decode.load.predicted_wait_s + LOCAL_COST * missing / speed
+    computed_s = prefill.wait_s + (prompt - cached.get(prefill.worker, 0)) / speed
+    remote_s = max(computed_s, decode.load.predicted_wait_s) + _move_s(request, prefill, decode, snapshot)
+    return local_s < remote_s
+
+
+def _near(views: list[WorkerView], cost: Callable[[WorkerView], float], near: float) -> list[WorkerView]:
     best = min(cost(view) for view in views)
-    close = [view for view in views if cost(view) <= best * 1.1 + near]
+    return [view for view in views if cost(view) <= best + 0.1 * abs(best) + near]
+
+
+def _near_best(views: list[WorkerView], cost: Callable[[WorkerView], float], near: float, draw: float) -> WorkerView:
+    close = _near(views, cost, near)
     return close[int(draw * len(close))]
 
 

@@ -111,19 +111,12 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
         self._emit(WantPeers(tuple(wanted.values())))
 
     def _submit(self, ref: MasterRef, submit: Submit, now: float) -> None:
-        if self._masters.find(submit.key) is not None:
+        if not self._is_new(ref, submit):
             return
-        if self._masters.is_stale(submit.key):
-            self._refuse(ref, submit.key, RefusalReason.STALE)
-        elif self.draining:
-            self._refuse(ref, submit.key, RefusalReason.DRAINING)
-        elif submit.decode is None:
+        if submit.decode is None:
             self._refuse(ref, submit.key, RefusalReason.NOT_READY, "a prefill worker needs a decode worker")
         else:
             self._queue(ref, submit, submit.decode, now)
-
-    def _refuse(self, ref: MasterRef, key: AttemptKey, reason: RefusalReason, text: str = "") -> None:
-        self._emit(SendToMaster(ref, Refused(key, reason, message=text)))
 
     def _queue(self, ref: MasterRef, submit: Submit, decode: Peer, now: float) -> None:
         job_id = self._new_id()

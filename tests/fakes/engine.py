@@ -84,7 +84,7 @@ class FakeEngine:
         fingerprint = self._options.fingerprint
         return EngineReady(
             IPC_PROTOCOL, fingerprint, "fake-layout", 1, self._options.num_slots, self._options.max_context_tokens,
-            49152, (2,), self._options.chunk_tokens, (port,), "fake", KV_BYTES, self._options.load_s,
+            49152, (2,), self._options.chunk_tokens, (port,), "fake", self._options.kv_bytes, self._options.load_s,
         )  # fmt: skip
 
     async def _idle(self, commands: asyncio.Task[None]) -> None:
@@ -229,6 +229,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--defer-every", type=int, default=0, help="defer each so many-th proposal without a reason")
     parser.add_argument("--chunk-tokens", type=int, default=256)
     parser.add_argument("--max-context-tokens", type=int, default=8192)
+    parser.add_argument("--kv-bytes", type=int, default=KV_BYTES, help="what a token's KV is said to take")
     parser.add_argument("--fingerprint", default="fake-model")
     return parser.parse_args(arguments)
 

@@ -39,6 +39,23 @@ async def test_choices_of_one_prompt_come_side_by_side() -> None:
         assert collected.ids == {choice: fake_output(one.prompt_ids, 10, choice) for choice in range(3)}
 
 
+async def test_a_decode_worker_computes_short_prompts_whose_kv_would_take_longer_to_move() -> None:
+    heavy = ("--kv-bytes", "100000000")  # 20 tokens would take 2 s at the fake pair's 1 GB/s
+    roles = (partial(RunningWorker, "prefill", *heavy), partial(RunningWorker, "decode", *heavy, "--step-s", "0.005"))
+    async with workers(*roles) as running, master(*(one.address for one in running)) as running_master:
+        await running_master.ready(1, 1)
+        requests = [request(prompt(number), 30, num_choices=1 + number % 2) for number in range(8)]
+        generations = [await running_master.dispatcher.submit(one) for one in requests]
+        aborted = await running_master.dispatcher.submit(request(prompt(99), 1000))
+        for one, generation in zip(requests, generations, strict=True):
+            expected = {choice: fake_output(one.prompt_ids, 30, choice) for choice in range(one.num_choices)}
+            assert (await collect(generation)).ids == expected
+        await aborted.aclose()
+        for worker in running:
+            await worker.until_empty()
+        assert "sluice_prompt_tokens_total 0.0" in await running[0].metrics()
+
+
 async def test_streams_go_on_when_a_decode_worker_is_killed() -> None:
     async with (
         workers(PREFILL, SLOW_DECODE, SLOW_DECODE) as running,

@@ -96,6 +96,14 @@ def wanted_scores(submit: Submit) -> PromptScores | None:
     return PromptScores(len(request.prompt_ids), num_top) if submit.score_prompt and num_top is not None else None
 
 
+def submitted(ref: MasterRef, submit: Submit, now: float) -> Attempt:
+    """An attempt of a master that is computed and decoded by the same worker."""
+    arrival_s, scores = now - submit.age_s, wanted_scores(submit)
+    return Attempt(
+        submit.key, ref, submit.request, submit.choices, submit.output_ids, arrival_s=arrival_s, scores=scores
+    )
+
+
 def engine_stop(request: Request, eos_token_ids: tuple[int, ...]) -> EngineStop:
     """The part of a request's stop conditions that the engine applies (R10)."""
     stop = request.stop

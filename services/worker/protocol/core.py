@@ -6,10 +6,10 @@ from typing import Generic
 
 from services.common.errors import SluiceError
 from services.common.ipc import AttemptKey
-from services.common.messages import LiveAttempt, MasterMessage, MasterRef
+from services.common.messages import LiveAttempt, MasterMessage, MasterRef, RefusalReason, Refused, Submit
 from services.worker.jobs import GivenUp, JobEvent
 from services.worker.protocol.attempt import OpenLog
-from services.worker.protocol.effects import Effect
+from services.worker.protocol.effects import Effect, SendToMaster
 from services.worker.protocol.masters import A, Masters
 from services.worker.protocol.times import Times
 
@@ -80,6 +80,21 @@ class ProtocolCore(ABC, Generic[A]):
     @abstractmethod
     def _end_for_master(self, attempt: A, now: float) -> None:
         """Its master does not want it any more: give back what it holds and forget it."""
+
+    def _is_new(self, ref: MasterRef, submit: Submit) -> bool:
+        """Whether an attempt is to be taken; one that is stale, or comes while this worker drains, is refused here."""
+        if self._masters.find(submit.key) is not None:
+            return False
+        if self._masters.is_stale(submit.key):
+            self._refuse(ref, submit.key, RefusalReason.STALE)
+        elif self.draining:
+            self._refuse(ref, submit.key, RefusalReason.DRAINING)
+        else:
+            return True
+        return False
+
+    def _refuse(self, ref: MasterRef, key: AttemptKey, reason: RefusalReason, text: str = "") -> None:
+        self._emit(SendToMaster(ref, Refused(key, reason, message=text)))
 
     def _emit(self, effect: Effect) -> None:
         self._effects.append(effect)

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from typing import Generic
 
 from services.common import ipc
-from services.common.messages import Preempted, PromptScored
+from services.common.messages import Failed, FailureCause, Preempted, PromptScored, RefusalReason, Refused
 from services.router.work import WorkKind
-from services.worker.jobs import PromptPart
+from services.worker.jobs import GivenUp, JobEvent, PromptPart
 from services.worker.outputs import Taken
 from services.worker.protocol.attempt import OpenLog, engine_stop
 from services.worker.protocol.effects import Effect, EndJob, FinishSequence, SendToMaster, StartJob
 from services.worker.protocol.masters import A, Masters
+
+_LOST = "the engine ended a sequence that had not finished"
 
 
 class Decoding(Generic[A]):
@@ -104,6 +106,29 @@ class Decoding(Generic[A]):
         )
         work = attempt.work(job_id, WorkKind.RESUMED, produced=len(produced), choices=1)
         return StartJob(work, admit, attempt.request.traceparent)
+
+    def event(self, event: JobEvent) -> None:
+        """One event of a job that decodes here; of others there is nothing to do."""
+        match event:
+            case PromptPart():
+                self.scored(event)
+            case ipc.SequenceOutput():
+                self.output(event)
+            case ipc.Preempted():
+                self.preempted(event)
+            case ipc.GrammarRefused(job_id=job_id, message=text):
+                self._invalid(job_id, text)
+            case ipc.Ended(job_id=job_id) | GivenUp(job_id=job_id):
+                lost = self.ended(job_id)
+                if lost is not None:
+                    self.stop(lost)
+                    self._masters.tell(lost, Failed(lost.key, FailureCause.ENGINE, _LOST))
+
+    def _invalid(self, job_id: int, why: str) -> None:
+        one = self._by_job.get(job_id)
+        if one is not None:
+            self.stop(one)
+            self._masters.tell(one, Refused(one.key, RefusalReason.INVALID, message=why))
 
     def ended(self, job_id: int) -> A | None:
         """The last word on a job. Returns the attempt when sequences were lost with it, which no event announced."""

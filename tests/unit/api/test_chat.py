@@ -213,7 +213,7 @@ async def test_without_a_limit_a_chat_gets_what_fits_the_pool(api: Api, tiny_mod
     request = api.dispatcher.requests[0]
     limits = Limits(200, 8, 512, vocab_size, (0,), 64)
     worker = WorkerRef("w", "1")
-    view = WorkerView(worker, Role.MIXED, "g", "tiny", "w:1", limits, Load(), True, frozenset(), 0, 0)
+    view = WorkerView(worker, Role.MIXED, "g", "tiny", "w:1", limits, Load(), True, {}, 0, 0)
     assert choose(request, frozenset(), Snapshot((view,), 0.0)).prefill == worker
     assert request.stop.max_new_tokens == (199 - len(request.prompt_ids)) // n - 32
 

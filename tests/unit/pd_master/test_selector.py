@@ -7,11 +7,22 @@ import pytest
 from services.common.errors import ContextLengthError, NoWorkerError, OverloadedError
 from services.common.messages import Limits, Load, Role, WorkerRef
 from services.common.request import Request, SamplingParams, StopParams
-from services.pd_master.selector import Snapshot, WorkerView, choose, choose_decode, most_slots, output_room
+from services.pd_master.selector import (
+    USUAL,
+    Policy,
+    Snapshot,
+    WorkerView,
+    choose,
+    choose_decode,
+    most_slots,
+    output_room,
+)
 
 LIMITS = Limits(1_000, 8, 1_000, 100, (0,), 64)
 REQUEST = Request("r", "m", [1] * 10, SamplingParams(), StopParams(20))
 NOBODY: frozenset[WorkerRef] = frozenset()
+PAIRS = Policy(local_tokens=0)
+"""Decode workers compute no prompts."""
 
 
 def ref(name: str) -> WorkerRef:
@@ -21,7 +32,7 @@ def ref(name: str) -> WorkerRef:
 
 def view(name: str, role: Role, **fields: object) -> WorkerView:
     """A ready worker; prefill workers have reached d0 and d1."""
-    proven = frozenset({ref("d0"), ref("d1")}) if role is Role.PREFILL else frozenset()
+    proven = {ref("d0"): 10.0, ref("d1"): 10.0} if role is Role.PREFILL else {}
     usual = WorkerView(ref(name), role, "g", "m", f"{name}:1", LIMITS, Load(), True, proven, 0, 0)
     return dataclasses.replace(usual, **fields)  # type: ignore[arg-type]
 
@@ -30,7 +41,7 @@ def pick(
     *views: WorkerView, draw: float = 0.0, request: Request = REQUEST, excluded: frozenset[WorkerRef] = NOBODY
 ) -> str:
     """Names of the chosen workers."""
-    pair = choose(request, excluded, Snapshot(views, draw))
+    pair = choose(request, excluded, Snapshot(views, draw), PAIRS)
     return pair.prefill.worker_id + ("" if pair.decode is None else "+" + pair.decode.worker.worker_id)
 
 
@@ -54,9 +65,9 @@ def test_near_equals_are_drawn_from() -> None:
 
 
 def test_only_proven_pairs_are_chosen() -> None:
-    assert pick(view("p0", Role.PREFILL, proven=frozenset({ref("d1")})), D0, D1) == "p0+d1"
+    assert pick(view("p0", Role.PREFILL, proven={ref("d1"): 10.0}), D0, D1) == "p0+d1"
     with pytest.raises(NoWorkerError, match="reached"):
-        pick(view("p0", Role.PREFILL, proven=frozenset()), D0)
+        pick(view("p0", Role.PREFILL, proven={}), D0)
 
 
 def test_another_start_of_a_proven_worker_is_not_proven() -> None:
@@ -144,8 +155,65 @@ def test_cached_prefix_outweighs_a_short_wait_and_not_a_long_one() -> None:
     def pick_with(wait_s: float, cached: int) -> str:
         busy = view("p0", Role.PREFILL, load=Load(predicted_wait_s=wait_s, tokens_per_s=20_000))
         snapshot = Snapshot((busy, P1, D0), 0.0, {ref("p0"): cached})
-        return choose(REQUEST, NOBODY, snapshot).prefill.worker_id
+        return choose(REQUEST, NOBODY, snapshot, PAIRS).prefill.worker_id
 
     assert pick_with(wait_s=1.0, cached=10_000) == "p0"
     assert pick_with(wait_s=4.0, cached=10_000) == "p1"
     assert pick_with(wait_s=1.0, cached=0) == "p1"
+
+
+def decided(prompt: int, *views: WorkerView, cached: dict[str, int] | None = None, policy: Policy = USUAL) -> str:
+    """Names of the chosen workers for a prompt of so many tokens, of which caches hold some."""
+    held = {ref(name): tokens for name, tokens in (cached or {}).items()}
+    request = Request("r", "m", [1] * prompt, SamplingParams(), StopParams(20))
+    pair = choose(request, NOBODY, Snapshot(views, 0.0, held), policy)
+    return pair.prefill.worker_id + ("" if pair.decode is None else "+" + pair.decode.worker.worker_id)
+
+
+ROOMY = Limits(100_000, 8, 100_000, 100, (0,), 64, kv_bytes_per_token=100_000)
+SLOW = {ref("d0"): 1.0, ref("d1"): 1.0}
+"""Pairs at which a token's KV crosses in 0.1 ms."""
+FAST_P0 = view("p0", Role.PREFILL, limits=ROOMY, load=Load(tokens_per_s=50_000))
+SLOW_P0 = view("p0", Role.PREFILL, limits=ROOMY, load=Load(tokens_per_s=50_000), proven=SLOW)
+BUSY_P0 = view("p0", Role.PREFILL, limits=ROOMY, load=Load(tokens_per_s=50_000, predicted_wait_s=0.5))
+ROOMY_D0, ROOMY_D1 = view("d0", Role.DECODE, limits=ROOMY), view("d1", Role.DECODE, limits=ROOMY)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "prompt", "cached", "expected"),
+    [
+        (FAST_P0, 200, {}, "p0+d0"),  # computing it costs others more than moving it: 8 ms against 4 + 2
+        (SLOW_P0, 200, {}, "d0"),  # moving it takes 20 ms
+        (BUSY_P0, 200, {}, "d0"),  # half a second of waiting
+        (BUSY_P0, 300, {}, "p0+d0"),  # too long to hold the others up for
+        (FAST_P0, 8000, {"d0": 7900}, "d0"),  # a chat's next turn: 100 tokens against 8000
+        (FAST_P0, 8000, {"d0": 7900, "p0": 7900}, "p0+d0"),  # the prefill worker has it as well
+        (SLOW_P0, 8000, {"d0": 7000}, "p0+d0"),  # a thousand tokens are missing
+    ],
+)
+def test_a_decode_worker_computes_what_it_has_sooner_than_it_would_come(
+    prefill: WorkerView, prompt: int, cached: dict[str, int], expected: str
+) -> None:
+    assert decided(prompt, prefill, ROOMY_D0, cached=cached) == expected
+
+
+def test_a_decode_worker_that_is_behind_takes_no_prompts_over() -> None:
+    behind = dataclasses.replace(ROOMY_D0, load=Load(predicted_wait_s=0.5))
+    assert decided(200, BUSY_P0, behind) == "p0+d0"
+
+
+def test_no_prompts_are_computed_on_decode_workers_where_that_is_switched_off_or_their_queue_is_full() -> None:
+    assert decided(200, SLOW_P0, ROOMY_D0, policy=Policy(local_tokens=0)) == "p0+d0"
+    full = dataclasses.replace(ROOMY_D0, load=Load(queued_requests=4, max_queued_requests=4))
+    assert decided(200, SLOW_P0, full) == "p0+d0"
+
+
+def test_among_nearly_equal_decode_workers_the_one_that_lacks_least_kv_is_taken() -> None:
+    assert decided(5000, SLOW_P0, ROOMY_D0, ROOMY_D1, cached={"d1": 4000}) == "p0+d1"
+    fuller = dataclasses.replace(ROOMY_D1, load=Load(demand_ratio=0.4))
+    assert decided(5000, SLOW_P0, ROOMY_D0, fuller, cached={"d1": 4000}) == "p0+d0"
+
+
+def test_among_nearly_equal_decode_workers_the_one_behind_a_quick_lane_is_taken() -> None:
+    mixed_lanes = dataclasses.replace(SLOW_P0, proven={ref("d0"): 1.0, ref("d1"): 40.0})
+    assert decided(5000, mixed_lanes, ROOMY_D0, ROOMY_D1) == "p0+d1"

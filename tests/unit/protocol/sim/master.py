@@ -129,7 +129,7 @@ class Master:
             hello.limits,
             Load(),
             beat is not None and beat.ready and not beat.draining,
-            frozenset() if beat is None else frozenset(pair.worker for pair in beat.proven),
+            {} if beat is None else {pair.worker: pair.gb_per_s for pair in beat.proven},
             self.pending.num_requests(hello.worker),
             self.pending.num_tokens(hello.worker),
         )

@@ -1,0 +1,92 @@
+"""Prompts that are computed where they will decode: their way from the Router's queue into `Decoding`.
+
+waiting --engine: Admitted--> decoding (`Decoding`)
+   '--- refused by the Router, given up, ended by the engine, its master or a drain --> nothing
+"""
+
+from collections.abc import Callable
+from typing import Generic
+
+from services.common import ipc
+from services.common.messages import Failed, FailureCause, Prefilling, Queued, RefusalReason, Refused
+from services.router.work import WorkKind
+from services.worker.jobs import GivenUp, JobEvent
+from services.worker.protocol.attempt import engine_stop
+from services.worker.protocol.decoding import Decoding
+from services.worker.protocol.effects import Effect, EndJob, StartJob
+from services.worker.protocol.masters import A, Masters
+
+
+class Computing(Generic[A]):
+    """Attempts that wait to be computed here. Used by the cores of the roles that decode."""
+
+    def __init__(
+        self,
+        masters: Masters[A],
+        decoding: Decoding[A],
+        emit: Callable[[Effect], None],
+        new_id: Callable[[], int],
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._masters = masters
+        self._decoding = decoding
+        self._emit = emit
+        self._new_id = new_id
+        self._eos_token_ids = eos_token_ids
+        self._by_job: dict[int, A] = {}
+        """Those that wait."""
+
+    def __len__(self) -> int:
+        return len(self._by_job)
+
+    def submit(self, one: A, now: float) -> None:
+        """Queue a new attempt."""
+        job_id = self._new_id()
+        self._masters.add(one, now)
+        self._by_job[job_id] = one
+        self._masters.tell(one, Queued(one.key))
+        self._emit(StartJob(one.work(job_id, WorkKind.LOCAL), self._admit(one, job_id), one.request.traceparent))
+
+    def _admit(self, one: A, job_id: int) -> ipc.Admit:
+        request = one.request
+        return ipc.Admit(
+            job_id=job_id,
+            key=one.key,
+            prompt_ids=ipc.pack_ids(request.prompt_ids),
+            sampling=one.sampling,
+            stop=engine_stop(request, self._eos_token_ids),
+            arrival=one.arrival_s,
+            output_ids=ipc.pack_ids(one.output_ids),
+            choices=one.choices,
+        )
+
+    def takes(self, event: JobEvent) -> bool:
+        """Whether the event is about one that waits here; then it has been dealt with."""
+        one = self._by_job.pop(event.job_id, None)
+        if one is None:
+            return False
+        match event:
+            case ipc.Admitted(job_id=job_id, cached_tokens=cached):
+                self._masters.tell(one, Prefilling(one.key, cached))
+                self._decoding.begin(one, job_id, set(one.choices))
+            case GivenUp(error=error):
+                reason = RefusalReason.QUEUE_FULL if error.retryable else RefusalReason.TOO_LARGE
+                self._masters.tell(one, Refused(one.key, reason, error.retry_after_s, error.message))
+            case ipc.Ended():
+                self._masters.tell(one, Failed(one.key, FailureCause.ENGINE, "the engine ended it before it began"))
+            case _:
+                self._by_job[event.job_id] = one
+        return True
+
+    def end(self, one: A) -> None:
+        """Take it out of the queue, if it waits."""
+        for job_id in [job_id for job_id, other in self._by_job.items() if other is one]:
+            del self._by_job[job_id]
+            self._emit(EndJob(job_id))
+
+    def drain(self) -> None:
+        """Give back what waits."""
+        for job_id, one in self._by_job.items():
+            self._emit(EndJob(job_id))
+            self._masters.tell(one, Refused(one.key, RefusalReason.DRAINING))
+        self._by_job.clear()

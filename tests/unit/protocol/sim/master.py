@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from services.common.errors import SluiceError
 from services.common.messages import (
     PROTOCOL,
@@ -126,7 +128,8 @@ class Master:
             hello.group,
             hello.model,
             hello.address,
-            hello.limits,
+            # Now and then KV is heavy, and decode workers compute prompts themselves.
+            structs.replace(hello.limits, kv_bytes_per_token=10**9 if round(self.draw * 97) % 4 == 1 else 0),
             Load(),
             beat is not None and beat.ready and not beat.draining,
             {} if beat is None else {pair.worker: pair.gb_per_s for pair in beat.proven},

@@ -49,7 +49,7 @@ def make_plan(config: UpConfig) -> Plan:
     ports = free_ports(2 * len(roles) + 2)
     http_port = config.http_port or ports.pop()
     grpc_port = config.grpc_port or ports.pop()
-    threads = config.threads or max(1, _num_cores() // len(roles))
+    threads = config.threads or max(1, _num_cores() // (len(roles) * config.tp))
     workers = []
     addresses = []
     for index, role in enumerate(roles):

@@ -51,7 +51,8 @@ def follow(engine: Engine, turns: "zmq.Socket[bytes]", wake: list[int], lifeline
     while not engine.stopped:
         if not engine.follow() and not engine.is_copying:
             poller.poll(int(1000 * (_GRAMMAR_POLL_S if engine.state.grammars.busy else ALIVE_S)))
-            gc.collect(1)
+            if not engine.has_work:
+                gc.collect(1)
         now = time.monotonic()
         if now - checked >= ALIVE_S:
             checked = now

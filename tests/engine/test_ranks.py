@@ -48,7 +48,7 @@ def test_two_ranks_give_the_tokens_of_one(model_of: Any, tmp_path: Path) -> None
             engine.ready = engine.wait(ipc.EngineReady)
             _compare(engine, folders[family], with_grammars=family == "worded")
             engine.send(ipc.Shutdown())
-            assert [process.wait(10) for process in engine.ranks] == [0, 0]
+            assert [process.wait(120) for process in engine.ranks] == [0, 0]
 
 
 def _compare(engine: EngineProcess, folder: Path, *, with_grammars: bool) -> None:

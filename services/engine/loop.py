@@ -124,8 +124,8 @@ class Engine:
 
     @property
     def is_copying(self) -> bool:
-        """Whether the device still moves KV between slots and pages."""
-        return any(part is not None and part.busy for part in (self._pushes, self._arrivals))
+        """Whether the device still moves KV from pages to slots, which nothing wakes the loop for."""
+        return self._arrivals is not None and self._arrivals.busy
 
     @property
     def _must_turn(self) -> bool:

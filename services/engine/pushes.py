@@ -1,7 +1,10 @@
 """KV on its way out of a prefill engine: pages filled as chunks are computed, one push a placed job (R2, R3).
 
-    Place ── KV computed so far ──> gather into free pages ──> KvSender ── all landed, from every rank ──> PushDone
+    Place ── KV launched so far ──> gather into free pages ──> KvSender ── all landed, from every rank ──> PushDone
                                                                    └─ any other outcome, of any rank ──> TransferFailed
+
+A page goes to the sender as soon as its gather is launched, and the sender's thread sends it when the device has filled
+it: the loop may wait for a step meanwhile.
 
 A job may be placed before, during or after its compute, and again after a failure, under the key of the new attempt.
 Its slots are free as soon as it ends, since UCX reads pages only; its Ended waits until those pages are back.
@@ -20,12 +23,12 @@ from services.common import ipc
 from services.engine.jobs import Job, JobState
 from services.engine.notes import PagesBack, PairLost, PairProven, PushOver
 from services.engine.pairs import Pairs
-from services.engine.runner import Copy, Device
+from services.engine.runner import Device
 from services.engine.state import EngineState
 from services.engine.transfer.events import PeerLost, PeerProven, Pushed, PushOutcome
 from services.engine.transfer.layout import PageLayout
-from services.engine.transfer.pages import Page, PagePool
-from services.engine.transfer_setup import TransferEnd
+from services.engine.transfer.pages import PagePool
+from services.engine.transfer_setup import TransferEnd, pages_a_peer
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +60,7 @@ class _Push:
     streams: tuple[_Stream, ...]
     began: float
     num_pages: int = 0
-    """Gathered here and not yet reported by the sender."""
+    """With the sender and not yet reported."""
     num_bytes: int = 0
     told: bool = False
     """Over as far as this rank knows; all ranks will hear."""
@@ -73,19 +76,6 @@ class _Push:
         return all(stream.next_token >= len(self.job.tokens) for stream in self.streams)
 
 
-@dataclass(frozen=True, slots=True)
-class _Gathering:
-    """A page that the device still fills."""
-
-    push: _Push
-    remote: str
-    start: int
-    num_tokens: int
-    num_bytes: int
-    page: Page
-    copy: Copy
-
-
 class Pushes:
     """Owned by the loop of a prefill engine."""
 
@@ -95,7 +85,7 @@ class Pushes:
         self._backend = backend
         self._pool: PagePool = transfer.pages
         self._sender = transfer.sender
-        self._depth = transfer.depth
+        self._pages_a_peer = pages_a_peer(len(transfer.pages))
         self._ranks = state.agreement.count
         tell = state.agreement.tell
         self._pairs = Pairs(transfer.sender, transfer.num_kv_heads, state.agreement.rank, self._ranks, tell, state.say)
@@ -105,14 +95,8 @@ class Pushes:
         self._layout = PageLayout.of(backend.pool)
         self._active: dict[int, _Push] = {}  # by job id
         self._by_key: dict[ipc.AttemptKey, _Push] = {}
-        self._gathering: list[_Gathering] = []
         self._computed_at: dict[int, float] = {}  # by job id: when its prompt was done
         self._num_ranks_clear: Counter[int] = Counter()  # by job id, of jobs that have ended
-
-    @property
-    def busy(self) -> bool:
-        """Whether the device still fills pages."""
-        return bool(self._gathering)
 
     def connect(self, command: ipc.ConnectPeer) -> None:
         """Reach and prove a decode engine: PeerProven or PeerLost follows."""
@@ -159,10 +143,8 @@ class Pushes:
                     self._pairs.on_proven(event)
                 case PeerLost():
                     self._pairs.on_lost(event)
-        self._send_gathered()
         for push in self._active.values():
             self._advance(push)
-        self._send_gathered()
 
     def hear(self, note: PairProven | PairLost | PushOver | PagesBack) -> None:
         """What a rank told."""
@@ -190,7 +172,7 @@ class Pushes:
     def _gather(self, push: _Push, stream: _Stream) -> bool:
         """Gather one page; False when there is none: the sender's next report frees one."""
         job, start, layout = push.job, stream.next_token, stream.layout
-        page = self._pool.acquire() if self._pages_of[stream.remote] < self._depth else None
+        page = self._pool.acquire() if self._pages_of[stream.remote] < self._pages_a_peer else None
         if page is None:
             return False
         n = min(layout.tokens_per_page(self._pool.page_bytes), job.num_computed - start)
@@ -198,24 +180,12 @@ class Pushes:
         copy = self._backend.gather(
             job.holding.slots[start : start + n], layout.view(page.buffer, n), stream.first_head
         )
-        self._gathering.append(_Gathering(push, stream.remote, start, n, n * layout.token_bytes, page, copy))
+        self._sender.push(stream.remote, push.key, start, n, page, n * layout.token_bytes, copy.done)
         stream.next_token += n
         push.num_pages += 1
         self._pages_of[stream.remote] += 1
         job.num_pages_moving += 1
         return True
-
-    def _send_gathered(self) -> None:
-        waiting: list[_Gathering] = []
-        for each in self._gathering:
-            if not each.copy.done():
-                waiting.append(each)
-            elif each.push.told or each.push.over:
-                each.page.release()
-                self._page_is_back(each.push, each.remote)
-            else:
-                self._sender.push(each.remote, each.push.key, each.start, each.num_tokens, each.page, each.num_bytes)
-        self._gathering = waiting
 
     def _pushed(self, event: Pushed) -> None:
         push = self._by_key.get(event.key)

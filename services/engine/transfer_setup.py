@@ -28,7 +28,7 @@ class TransferOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     page_bytes: int = 4 << 20
     num_pages: int = 8
     depth: int = 4
-    """Pages one peer may have under way."""
+    """Pages that move to one peer at once."""
     push_timeout_s: float = 30.0
     checksum: bool = False
     require_lane: str | None = None
@@ -41,7 +41,6 @@ class TransferEnd:
     """What a rank sends from or receives with; one of the two is None."""
 
     pages: PagePool
-    depth: int
     num_kv_heads: int
     """Of the model."""
     heads: HeadRange
@@ -65,6 +64,11 @@ class TransferEnd:
                 end.close()
 
 
+def pages_a_peer(num_pages: int) -> int:
+    """Pages that the payloads of one peer may hold, on either side: one that hangs does not take them all."""
+    return max(1, num_pages * 3 // 4)
+
+
 def open_transfer(config: EngineConfig, model: LoadedModel) -> TransferEnd | None:
     """Start the transfer of a prefill or decode engine; None for a mixed one. Raises ConfigError."""
     if config.role == "mixed":
@@ -84,10 +88,10 @@ def open_transfer(config: EngineConfig, model: LoadedModel) -> TransferEnd | Non
     pages = PagePool(memory, options.num_pages, options.page_bytes)
     num_kv_heads = model.config.num_kv_heads
     if config.role == "prefill":
-        return TransferEnd(pages, options.depth, num_kv_heads, settings.heads, sender=KvSender(settings, pages))
+        return TransferEnd(pages, num_kv_heads, settings.heads, sender=KvSender(settings, pages))
     receiver = KvReceiver(settings, pages)
     ports = tuple(model.ranks.each(receiver.port))
-    return TransferEnd(pages, options.depth, num_kv_heads, settings.heads, receiver=receiver, ports=ports)
+    return TransferEnd(pages, num_kv_heads, settings.heads, receiver=receiver, ports=ports)
 
 
 def _settings(config: EngineConfig, options: TransferOptions, group: str, num_kv_heads: int) -> TransferConfig:
@@ -100,7 +104,8 @@ def _settings(config: EngineConfig, options: TransferOptions, group: str, num_kv
         group=group,
         rank=config.rank,
         heads=HeadRange.of_rank(num_kv_heads, config.rank, config.num_ranks),
-        credit=options.depth,
+        depth=options.depth,
+        credit=pages_a_peer(options.num_pages),
         listen_port=options.listen_port and options.listen_port + config.rank,
         checksum=options.checksum,
         require_lane=None if options.require_lane is None else _LANES[options.require_lane],

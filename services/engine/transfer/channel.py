@@ -4,16 +4,13 @@ States: greeting (the handshake runs, `peer_channel` is not known) -> open -> ov
 closes the link, which is how payloads in flight are ended, and tells the owner once.
 """
 
-import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 from services.engine.transfer.config import TransferConfig
 from services.engine.transfer.events import LostReason
 from services.engine.transfer.link import Link
-from services.engine.transfer.wire import Control, Hello, Kind, control_tag
-
-log = logging.getLogger(__name__)
+from services.engine.transfer.wire import FRAME_MESSAGES, Control, Hello, Kind, control_tag, pack_frame
 
 
 class End(NamedTuple):
@@ -38,6 +35,7 @@ class Channel:
         self._on_end = on_end
         self._heard_at = now
         self._spoke_at = now
+        self._unsent: list[Control] = []
 
     def open(self, hello: Hello, now: float) -> None:
         """The handshake is through: the peer listens on `hello.channel`."""
@@ -45,11 +43,22 @@ class Channel:
         self._heard_at = now
 
     def say(self, message: Control, now: float) -> None:
-        """Send a control message; one that cannot be sent shows as a dead link."""
+        """Send a control message with the next `flush`; one that cannot be sent shows as a dead link."""
         if self.peer_channel is None or self.ended is not None:
             return
         self._spoke_at = now
-        self.link.send(message.pack(), control_tag(self.peer_channel), _ignore)
+        self._unsent.append(message)
+
+    def holds_back(self, kind: Kind, seq: int) -> bool:
+        """Whether such a message was said and not sent yet."""
+        return any(message.kind is kind and message.seq == seq for message in self._unsent)
+
+    def flush(self) -> None:
+        """Send what was said since the last one, several messages a frame."""
+        while self._unsent:
+            assert self.peer_channel is not None
+            frame, self._unsent = self._unsent[:FRAME_MESSAGES], self._unsent[FRAME_MESSAGES:]
+            self.link.say(pack_frame(frame), control_tag(self.peer_channel))
 
     def address(self, kind: Kind, seq: int = 0) -> Control:
         """A message of `kind` to the peer; only on an open channel."""
@@ -75,11 +84,9 @@ class Channel:
         """Close the link and tell the owner; the first reason stands."""
         if self.ended is not None:
             return
+        if self.link.is_alive:
+            self.flush()
+        self._unsent.clear()
         self.ended = End(reason, detail)
         self.link.close()
         self._on_end(self.ended)
-
-
-def _ignore(failure: str | None) -> None:
-    if failure is not None:
-        log.debug("a control message was not sent: %s", failure)

@@ -24,8 +24,11 @@ class TransferConfig:
     rank: int = 0
     heads: HeadRange = ONE_HEAD
     """The KV heads of this rank: only ranks that share some connect."""
-    credit: int = 4
-    """Receiver: payloads one peer may have announced and not yet been answered for."""
+    depth: int = 4
+    """Sender: payloads that move to one peer at once."""
+    credit: int = 6
+    """Receiver: payloads one peer may have announced and not yet been answered for; more than `depth`, so that answers
+    on their way hold nothing up."""
     listen_port: int = 0
     """Receiver: 0 lets the system choose; `KvReceiver.port` tells."""
     checksum: bool = False
@@ -43,8 +46,11 @@ class TransferConfig:
     """Receiver: how long a payload of an attempt never heard of may wait for `expect` before it is discarded."""
     tombstone_s: float = 60.0
     """Receiver: how long a forgotten attempt is known to be gone; one lease."""
-    spin_s: float = 0.0
-    """How long the thread polls before it sleeps while something is in flight: buys latency with CPU time and GIL."""
+    spin_s: float = 50e-6
+    """How long the thread polls after anything happened before it sleeps: buys latency with CPU time and GIL."""
+    hot_s: float | None = None
+    """How long UCX is polled by a thread of its own after a payload moved, which takes a core for so long; None: 20 ms
+    for pages on a device, never for pages on the host."""
     ucx_options: dict[str, str] = field(default_factory=dict)
     """UCX settings without the UCX_ prefix; an environment variable of the same name wins."""
 
@@ -58,10 +64,14 @@ class TransferConfig:
                 raise ValueError(f"{name} must have 1 to {MAX_NAME_BYTES} bytes, got {value!r}")
         if self.heads.first < 0 or self.heads.num_heads < 1:
             raise ValueError(f"heads must begin at 0 or later and be 1 or more, got {self.heads}")
-        if self.credit < 1:
-            raise ValueError(f"credit must be at least 1, got {self.credit}")
+        for name in ("depth", "credit"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.listen_port < 1 << 16:
             raise ValueError(f"listen_port must be 0 to 65535, got {self.listen_port}")
+        self._check_times()
+
+    def _check_times(self) -> None:
         for name in ("connect_timeout_s", "push_timeout_s", "silence_s", "heartbeat_s", "tombstone_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")

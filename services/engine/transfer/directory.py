@@ -62,6 +62,11 @@ class Directory(Generic[S]):
             else:
                 speaker.on_control(message, now)
 
+    def flush(self) -> None:
+        """Send what the channels have said."""
+        for speaker in self._speakers.values():
+            speaker.channel.flush()
+
     def tick(self, now: float) -> None:
         """Tick every channel, then drop those that are over."""
         for speaker in self:

@@ -2,6 +2,10 @@
 
 UCXX's synchronous classes are driven here by a plain loop, not its asyncio layer: a transfer is then an object that UCX
 reports on, with no coroutine that a cancelled task could abandon (R1), and a message costs no scheduling.
+
+A fabric is calm or hot. Calm, UCX works only inside `turn`, and `sleep` waits for its events. Hot, a thread of UCXX
+polls UCX without this interpreter: copies between devices cost UCX tens of us of driver calls each, which then run
+beside the protocol's own work, not after it.
 """
 
 import logging
@@ -9,20 +13,22 @@ import os
 import select
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import ucxx._lib.libucxx as ucx
 from ucxx._lib.arr import Array
 
+from services.engine.transfer.flight import UcxObject
 from services.engine.transfer.link import Link
-from services.engine.transfer.wire import CONTROL_BYTES, CONTROL_TAG_MASK, Control, control_tag
+from services.engine.transfer.wire import CONTROL_TAG_MASK, FRAME_BYTES, Control, control_tag, unpack_frame
 
 log = logging.getLogger(__name__)
 
 _DRAIN_S = 0.5
 _RING = 64
-"""Receives posted for control messages; more may arrive at once, they then wait inside UCX."""
+"""Receives posted for control frames; more may arrive at once, they then wait inside UCX."""
 UCX_DEFAULTS = {
     # A worker that comes back on its address must not wait for the old socket's TIME_WAIT.
     "TCP_CM_REUSEADDR": "y",
@@ -45,10 +51,10 @@ def unless_in_environment(options: dict[str, str]) -> dict[str, str]:
 class Fabric:
     """Moves bytes for the channels of one process: the only one that touches UCX's worker and listener."""
 
-    def __init__(self, ucx_options: dict[str, str], wake_fd: int) -> None:
+    def __init__(self, ucx_options: dict[str, str], wake_fd: int, bind: Callable[[], None]) -> None:
         """Start UCX. Environment variables win over `ucx_options`, and those over the defaults.
 
-        A readable `wake_fd` ends `sleep`.
+        A readable `wake_fd` ends `sleep`. `bind` (`PageMemory.bind_thread`) is called on UCXX's thread when hot.
         """
         options = {**UCX_DEFAULTS, **ucx_options}
         self._context = ucx.UCXContext(
@@ -56,10 +62,12 @@ class Fabric:
         )
         self._worker = ucx.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=False)
         self._worker.init_blocking_progress_mode()
+        self._worker.set_progress_thread_start_callback(bind)
+        self.is_hot = False
         self._listener: Any = None
         self._accepted: list[Link] = []
         self._links: list[Link] = []
-        self._ring = deque(self._post_control() for _ in range(_RING))
+        self._ring = deque(self._post_control(Array(np.zeros(FRAME_BYTES, dtype=np.uint8))) for _ in range(_RING))
         self._poller = select.poll()
         self._poller.register(self._worker.epoll_file_descriptor, select.POLLIN)
         self._poller.register(wake_fd, select.POLLIN)
@@ -68,43 +76,62 @@ class Fabric:
         """Accept peers on every interface; returns the port. Raises UCXError when it cannot be had."""
         # The callback runs inside UCX's progress, where nothing of UCX may be called: it only takes the endpoint down.
         self._listener = ucx.UCXListener.create(
-            self._worker, port, lambda endpoint: self._accepted.append(Link(endpoint)), deliver_endpoint=True
+            self._worker, port, lambda endpoint: self._accepted.append(Link(endpoint, self.calm)), deliver_endpoint=True
         )
         return int(self._listener.port)
 
     def connect(self, host: str, port: int) -> Link:
         """A link on its way up; where nobody listens it is soon dead. Raises UCXError on a bad address."""
-        link = Link(ucx.UCXEndpoint.create(self._worker, host, port, True))
+        link = Link(ucx.UCXEndpoint.create(self._worker, host, port, True), self.calm)
         self._links.append(link)
         return link
 
     def turn(self) -> bool:
         """Let UCX work and finish the flights it reports. Whether anything finished."""
-        self._worker.progress()
+        if not self.is_hot:
+            self._worker.progress()
         moved = [link.collect() for link in self._links]
-        self._links = [link for link in self._links if not (link.is_closed and link.is_drained)]
+        if any(link.is_closed for link in self._links):
+            self._links = [link for link in self._links if not (link.is_closed and link.is_drained)]
         return any(moved)
+
+    def heat(self) -> None:
+        """Let UCX work on a thread of its own from now on; it takes a core."""
+        if not self.is_hot:
+            self.is_hot = True
+            self._worker.start_progress_thread(True)
+
+    def calm(self) -> None:
+        """Let UCX work on this thread alone from now on."""
+        if self.is_hot:
+            self._worker.stop_progress_thread()
+            self.is_hot = False
 
     def accepted(self) -> list[Link]:
         """Peers that have connected since the last call."""
-        accepted, self._accepted = self._accepted, []
+        if not self._accepted:
+            return []
+        accepted = list(self._accepted)  # UCXX's thread may add to it meanwhile
+        del self._accepted[: len(accepted)]
         self._links += accepted
         return accepted
 
     def messages(self) -> list[Control]:
         """Control messages that have arrived since the last call."""
-        arrived = []
+        arrived: list[Control] = []
         while self._ring[0][0].completed:  # receives complete in the order they were posted
-            raw = bytes(self._ring.popleft()[1].obj)
-            self._ring.append(self._post_control())
+            array = self._ring.popleft()[1]
+            raw = bytes(array.obj)
+            self._ring.append(self._post_control(array))
             try:
-                arrived.append(Control.unpack(raw))
+                arrived += unpack_frame(raw)
             except ValueError:
-                log.warning("dropped a control message that is none: %s", raw.hex())
+                log.warning("dropped a control frame that is none: %s", raw.hex())
         return arrived
 
     def sleep(self, timeout_s: float) -> None:
-        """Wait until UCX or the wake fd has something, at most `timeout_s`."""
+        """Wait, calm, until UCX or the wake fd has something, at most `timeout_s`."""
+        self.calm()
         if self._worker.arm():  # false: something came meanwhile
             self._poller.poll(timeout_s * 1e3)
 
@@ -119,6 +146,7 @@ class Fabric:
 
     def close(self) -> None:
         """Close all links and let go of UCX. A flight UCX does not report within _DRAIN_S is never reported."""
+        self.calm()
         self.close_listener()
         for link in self._links:
             link.close()
@@ -128,7 +156,6 @@ class Fabric:
         self._worker.cancel_inflight_requests()
         self._worker.progress()
 
-    def _post_control(self) -> tuple[Any, Any]:
-        array = Array(np.zeros(CONTROL_BYTES, dtype=np.uint8))
+    def _post_control(self, array: UcxObject) -> tuple[UcxObject, UcxObject]:
         request = self._worker.tag_recv(array, ucx.UCXXTag(control_tag(0)), ucx.UCXXTagMask(CONTROL_TAG_MASK))
         return request, array

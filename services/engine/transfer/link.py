@@ -1,6 +1,8 @@
 """One UCX endpoint and everything in flight on it. Transfer thread only."""
 
+import logging
 import time
+from collections.abc import Callable
 
 import ucxx._lib.libucxx as ucx
 from ucxx._lib.arr import Array
@@ -9,6 +11,8 @@ from services.engine.transfer.endpoint_query import endpoint_transports
 from services.engine.transfer.flight import Flight, OnDone, UcxObject
 from services.engine.transfer.page_memory import Buffer
 from services.engine.transfer.pages import Page
+
+log = logging.getLogger(__name__)
 
 _UNREPORTED_S = 2.0
 """A page that was being sent comes back so long after its endpoint's close although UCX has not reported the send. Seen
@@ -22,8 +26,10 @@ class Link:
     Between closed and drained the pages of its flights are QUARANTINED (R1). Made by `Fabric`.
     """
 
-    def __init__(self, endpoint: UcxObject) -> None:
+    def __init__(self, endpoint: UcxObject, calm: Callable[[], None]) -> None:
+        """`calm` makes sure that this thread alone lets UCX work."""
         self._endpoint = endpoint
+        self._calm = calm
         self._flights: list[Flight] = []
         self.is_closed = False
         self._closed_at = 0.0
@@ -38,25 +44,46 @@ class Link:
         """Whether nothing is in flight."""
         return not self._flights
 
-    def send(self, buffer: Buffer, tag: int, on_done: OnDone, page: Page | None = None) -> None:
-        """Start sending `buffer` (the whole of it); `page`, if given, is lent until UCX is done."""
+    def send(self, buffer: Buffer, tag: int, on_done: OnDone) -> None:
+        """Start sending `buffer`, which is nobody's page."""
         array = Array(buffer)
+        self._start(self._endpoint.tag_send(array, ucx.UCXXTag(tag)), array, on_done)
+
+    def receive(self, buffer: Buffer, tag: int, on_done: OnDone) -> None:
+        """Start receiving into `buffer`, which is nobody's page; a longer message ends in an error."""
+        array = Array(buffer)
+        self._start(self._endpoint.tag_recv(array, ucx.UCXXTag(tag)), array, on_done)
+
+    def send_page(self, page: Page, num_bytes: int, tag: int, on_done: OnDone) -> None:
+        """Start sending the first bytes of `page`, which is lent until UCX is done."""
+        array = page.view(num_bytes, Array)
+        page.lend()
         self._start(self._endpoint.tag_send(array, ucx.UCXXTag(tag)), array, on_done, page, is_send=True)
 
-    def receive(self, buffer: Buffer, tag: int, on_done: OnDone, page: Page | None = None) -> None:
-        """Start receiving into `buffer`; a longer message ends in an error."""
-        array = Array(buffer)
+    def receive_page(self, page: Page, num_bytes: int, tag: int, on_done: OnDone) -> None:
+        """Start receiving into the first bytes of `page`, which is lent until UCX is done."""
+        array = page.view(num_bytes, Array)
+        page.lend()
         self._start(self._endpoint.tag_recv(array, ucx.UCXXTag(tag)), array, on_done, page)
+
+    def say(self, frame: bytes, tag: int) -> None:
+        """Send a control frame, which nobody waits for: mostly UCX has copied it when this returns."""
+        array = Array(frame)
+        request = self._endpoint.tag_send(array, ucx.UCXXTag(tag))
+        if not request.completed:
+            self._start(request, array, _ignore)
 
     def greet(self, out: bytes | None, into: Buffer | None, on_done: OnDone) -> None:
         """Send or receive handshake bytes on the endpoint's own stream, which needs no tags agreed before."""
         array = Array(out if out is not None else into)
         start = self._endpoint.stream_send if out is not None else self._endpoint.stream_recv
-        self._start(start(array), array, on_done, None)
+        self._start(start(array), array, on_done)
 
     def collect(self) -> bool:
         """Finish the flights UCX has reported; whether there were any."""
-        done = [flight for flight in self._flights if flight.is_done or self._goes_unreported(flight)]
+        done = [flight for flight in self._flights if flight.is_done]
+        if self.is_closed:
+            done += [flight for flight in self._flights if self._goes_unreported(flight)]
         if not done:
             return False
         self._flights = [flight for flight in self._flights if flight not in done]
@@ -65,12 +92,8 @@ class Link:
         return True
 
     def _goes_unreported(self, flight: Flight) -> bool:
-        return (
-            self.is_closed
-            and flight.is_send
-            and flight.page is not None
-            and time.monotonic() - self._closed_at > _UNREPORTED_S
-        )
+        is_late = time.monotonic() - self._closed_at > _UNREPORTED_S
+        return is_late and flight.is_send and flight.page is not None and not flight.is_done
 
     def transports(self) -> list[str]:
         """UCX's names of the transports in use."""
@@ -84,15 +107,19 @@ class Link:
         for flight in self._flights:
             if flight.page is not None:
                 flight.page.quarantine()
+        self._calm()
         self._endpoint.close_blocking()
         self._closed_at = time.monotonic()
 
     def _start(
-        self, request: UcxObject, array: UcxObject, on_done: OnDone, page: Page | None, *, is_send: bool = False
+        self, request: UcxObject, array: UcxObject, on_done: OnDone, page: Page | None = None, *, is_send: bool = False
     ) -> None:
-        if page is not None:
-            page.lend()
         self._flights.append(Flight(request, array, page, on_done, is_send=is_send))
+
+
+def _ignore(failure: str | None) -> None:
+    if failure is not None:
+        log.debug("a control frame was not sent: %s", failure)
 
 
 def _failure(request: UcxObject) -> str | None:

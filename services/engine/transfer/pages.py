@@ -19,8 +19,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, TypeVar
 
 from services.engine.transfer.page_memory import Buffer, PageMemory
+
+V = TypeVar("V")
+
+_MAX_VIEWS = 8
 
 
 class PageState(Enum):
@@ -45,7 +50,7 @@ class PageCounts:
 class Page:
     """One fixed buffer. Made by `PagePool`; released by whoever holds it, once."""
 
-    __slots__ = ("_pool", "buffer", "index", "state")
+    __slots__ = ("_pool", "_views", "buffer", "index", "state")
 
     def __init__(self, pool: "PagePool", index: int, buffer: Buffer) -> None:
         self._pool = pool
@@ -53,6 +58,19 @@ class Page:
         self.buffer = buffer
         """1-D uint8, `page_bytes` long: numpy on the host, torch on a device."""
         self.state = PageState.FREE
+        self._views: dict[int, Any] = {}
+
+    def view(self, num_bytes: int, make: Callable[[Buffer], V]) -> V:
+        """What `make` makes of the first `num_bytes`, made once: to look at a device tensor costs UCXX tens of us.
+
+        Always the same `make`, on the transfer thread. Pages are mostly full, so few sizes are kept.
+        """
+        view: V | None = self._views.get(num_bytes)
+        if view is None:
+            if len(self._views) >= _MAX_VIEWS:
+                self._views.clear()
+            view = self._views[num_bytes] = make(self.buffer[:num_bytes])
+        return view
 
     def release(self) -> None:
         """Give the page back. Raises RuntimeError unless it is HELD: then someone else still owns it."""

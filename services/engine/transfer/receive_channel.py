@@ -120,14 +120,13 @@ class ReceiveChannel:
         """See Receiving."""
         inbound.page = page
         inbound.due = self._context.now() + self._context.config.push_timeout_s
-        buffer = self._context.pool.scratch if page is None else page.buffer
         self._meter.begin(self._context.now())
-        self.channel.link.receive(
-            buffer[: inbound.num_bytes],
-            payload_tag(self.channel.number, inbound.seq),
-            partial(self._on_received, inbound),
-            page,
-        )
+        link, tag = self.channel.link, payload_tag(self.channel.number, inbound.seq)
+        on_done = partial(self._on_received, inbound)
+        if page is None:
+            link.receive(self._context.pool.scratch[: inbound.num_bytes], tag, on_done)
+        else:
+            link.receive_page(page, inbound.num_bytes, tag, on_done)
 
     def _on_received(self, inbound: Inbound, failure: str | None) -> None:
         self._meter.end(self._context.now(), inbound.num_bytes if failure is None else 0)

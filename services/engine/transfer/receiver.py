@@ -16,7 +16,7 @@ from services.engine.transfer.mailbox import Mailbox
 from services.engine.transfer.pages import PagePool
 from services.engine.transfer.receive_channel import ReceiveChannel
 from services.engine.transfer.stats import TransferStats
-from services.engine.transfer.transfer_thread import TransferThread
+from services.engine.transfer.transfer_thread import TransferThread, pace_of
 
 
 class KvReceiver:
@@ -29,13 +29,13 @@ class KvReceiver:
         self._expected: set[AttemptKey] = set()
         self._events: Mailbox[ReceiverEvent] = Mailbox()
         self._commands: Mailbox[Callable[[], None]] = Mailbox()
-        fabric = Fabric(config.ucx_options, self._commands.fileno())
+        fabric = Fabric(config.ucx_options, self._commands.fileno(), pool.memory.bind_thread)
         self.port = fabric.listen(config.listen_port)
         """Where senders connect; on every interface."""
         self._context = Context(config, pool, self._events, time.monotonic)
         self._side = _ReceiverSide(self._context, fabric)
         self._thread = TransferThread(
-            fabric, self._side, self._commands, config.spin_s, pool.memory.bind_thread, self._events.wake
+            fabric, self._side, self._commands, pace_of(config, pool.memory), pool.memory.bind_thread, self._events.wake
         )
         pool.notify(self._on_page_released)
         self._thread.start()
@@ -103,7 +103,12 @@ class _ReceiverSide:
             self._greet(link)
         messages = self._fabric.messages()
         self._channels.deliver(messages, self._context.now())
+        self._channels.flush()
         return moved or bool(accepted) or bool(messages)
+
+    @property
+    def is_waiting(self) -> bool:
+        return False
 
     def tick(self, now: float) -> None:
         self._channels.tick(now)

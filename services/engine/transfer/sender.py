@@ -1,6 +1,7 @@
 """The prefill engine's KV transfer."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -13,11 +14,12 @@ from services.engine.transfer.directory import Directory
 from services.engine.transfer.events import LostReason, PeerAddress, PeerLost, PushOutcome, SenderEvent
 from services.engine.transfer.fabric import Fabric
 from services.engine.transfer.mailbox import Mailbox
+from services.engine.transfer.outbound import Outbound
 from services.engine.transfer.pages import Page, PagePool
 from services.engine.transfer.proof import TestPage
-from services.engine.transfer.send_channel import Outbound, SendChannel
+from services.engine.transfer.send_channel import SendChannel
 from services.engine.transfer.stats import TransferStats
-from services.engine.transfer.transfer_thread import TransferThread
+from services.engine.transfer.transfer_thread import TransferThread, pace_of
 from services.engine.transfer.wire import request_bytes
 
 
@@ -30,11 +32,11 @@ class KvSender:
         self._pool = pool
         self._events: Mailbox[SenderEvent] = Mailbox()
         self._commands: Mailbox[Callable[[], None]] = Mailbox()
-        fabric = Fabric(config.ucx_options, self._commands.fileno())
+        fabric = Fabric(config.ucx_options, self._commands.fileno(), pool.memory.bind_thread)
         self._context = Context(config, pool, self._events, time.monotonic)
         self._side = _SenderSide(self._context, fabric)
         self._thread = TransferThread(
-            fabric, self._side, self._commands, config.spin_s, pool.memory.bind_thread, self._events.wake
+            fabric, self._side, self._commands, pace_of(config, pool.memory), pool.memory.bind_thread, self._events.wake
         )
         self._thread.start()
 
@@ -58,21 +60,30 @@ class KvSender:
         self._commands.put(partial(self._side.disconnect, peer_id))
 
     def push(
-        self, peer_id: str, key: AttemptKey, token_start: int, num_tokens: int, page: Page, num_bytes: int
+        self,
+        peer_id: str,
+        key: AttemptKey,
+        token_start: int,
+        num_tokens: int,
+        page: Page,
+        num_bytes: int,
+        is_filled: Callable[[], bool] = lambda: True,
     ) -> None:
         """Send the first `num_bytes` of `page`, the KV of tokens [token_start, token_start + num_tokens).
 
-        The page, HELD by the caller, is the transfer's from here on and goes back to the pool by itself. One Pushed
-        follows. Raises ValueError when the size or the request id is wrong; the page is then still the caller's.
+        The page, HELD by the caller, is the transfer's from here on and goes back to the pool by itself. Until
+        `is_filled`, asked on the transfer's thread, the device may still write it; pages are filled in the order of
+        their pushes. One Pushed follows. Raises ValueError when the size or the request id is wrong; the page is then
+        still the caller's.
         """
         if not 0 < num_bytes <= self._pool.page_bytes:
             raise ValueError(f"num_bytes must be 1 to {self._pool.page_bytes} (a page), got {num_bytes}")
         request_bytes(key.request_id)
-        outbound = Outbound(peer_id, key, token_start, num_tokens, num_bytes, page)
+        outbound = Outbound(peer_id, key, token_start, num_tokens, num_bytes, page, is_filled)
         self._commands.put(partial(self._side.push, outbound))
 
     def drop(self, key: AttemptKey) -> None:
-        """Do not send what has not been sent of this attempt; what is in flight finishes."""
+        """Do not send what has not been announced of this attempt; the rest finishes."""
         self._commands.put(partial(self._side.drop, key))
 
     def poll(self) -> list[SenderEvent]:
@@ -93,6 +104,8 @@ class _SenderSide:
         self._context = context
         self._fabric = fabric
         self._channels: Directory[SendChannel] = Directory()
+        self._filling: deque[Outbound] = deque()
+        """Pages the device still writes, which nobody may touch or free."""
         memory = context.pool.memory
         self._test_page = TestPage(memory.fill, memory.checksum, context.pool.scratch)
 
@@ -100,13 +113,21 @@ class _SenderSide:
         moved = self._fabric.turn()
         messages = self._fabric.messages()
         self._channels.deliver(messages, self._context.now())
-        return moved or bool(messages)
+        filled = self._send_filled()
+        self._channels.flush()
+        return moved or filled or bool(messages)
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._filling)
 
     def tick(self, now: float) -> None:
         self._channels.tick(now)
 
     def leave(self, now: float) -> None:
         self._channels.leave(now)
+        while self._filling:  # the engine has ended: what its device still writes is nobody's
+            self._send(self._filling.popleft())
 
     def connect(self, address: PeerAddress) -> None:
         old = self._find(address.peer_id)
@@ -127,17 +148,31 @@ class _SenderSide:
             channel.leave(self._context.now())
 
     def push(self, outbound: Outbound) -> None:
+        self._filling.append(outbound)
+        self._send_filled()
+
+    def drop(self, key: AttemptKey) -> None:
+        for outbound in self._filling:
+            outbound.is_dropped |= outbound.key == key
+        for channel in self._channels:
+            channel.drop(key)
+
+    def _send_filled(self) -> bool:
+        num_filled = 0
+        while self._filling and self._filling[0].is_filled():
+            self._send(self._filling.popleft())
+            num_filled += 1
+        return num_filled > 0
+
+    def _send(self, outbound: Outbound) -> None:
         channel = self._find(outbound.peer_id)
-        if channel is not None:
+        if channel is not None and not outbound.is_dropped:
             channel.push(outbound)
             return
         outbound.page.release()
-        self._context.meters.outcomes[PushOutcome.LOST.value] += 1
-        self._context.events.put(outbound.ended(PushOutcome.LOST))
-
-    def drop(self, key: AttemptKey) -> None:
-        for channel in self._channels:
-            channel.drop(key)
+        outcome = PushOutcome.DROPPED if outbound.is_dropped else PushOutcome.LOST
+        self._context.meters.outcomes[outcome.value] += 1
+        self._context.events.put(outbound.ended(outcome))
 
     def _find(self, peer_id: str) -> SendChannel | None:
         return next((channel for channel in self._channels if channel.address.peer_id == peer_id), None)

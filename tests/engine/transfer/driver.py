@@ -22,7 +22,7 @@ from tests.engine.transfer.memory import page_memory
 ROOT = Path(__file__).resolve().parents[3]
 PAGE_BYTES = 256 * 1024
 NUM_PAGES = 8
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 GROUP = "one-group"
 
 

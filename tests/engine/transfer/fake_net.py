@@ -6,13 +6,12 @@ their order, as UCX's tagged messages do.
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.engine.transfer.flight import Flight
+from services.engine.transfer.flight import Flight, OnDone
 from services.engine.transfer.page_memory import Buffer
 from services.engine.transfer.pages import Page
-from services.engine.transfer.wire import CONTROL_TAG_MASK, Control, control_tag
+from services.engine.transfer.wire import Control, unpack_frame
 
 
 @dataclass(eq=False)
@@ -60,23 +59,26 @@ class FakeLink:
     def is_drained(self) -> bool:
         return not self._flights
 
-    def send(self, buffer: Buffer, tag: int, on_done: Callable[[str | None], None], page: Page | None = None) -> None:
+    def send(self, buffer: Buffer, tag: int, on_done: OnDone, page: Page | None = None) -> None:
         request = Request()
-        if tag & CONTROL_TAG_MASK == control_tag(0):
-            self.control.append(Control.unpack(bytes(buffer)))
-            request.complete()
-        else:
-            self.sent.append(Wanted(tag, buffer, request))
+        self.sent.append(Wanted(tag, buffer, request))
         self._start(request, on_done, page)
 
-    def receive(
-        self, buffer: Buffer, tag: int, on_done: Callable[[str | None], None], page: Page | None = None
-    ) -> None:
+    def receive(self, buffer: Buffer, tag: int, on_done: OnDone, page: Page | None = None) -> None:
         request = Request()
         self.posted.append(Wanted(tag, buffer, request))
         self._start(request, on_done, page)
 
-    def greet(self, out: bytes | None, into: Buffer, on_done: Callable[[str | None], None]) -> None:
+    def send_page(self, page: Page, num_bytes: int, tag: int, on_done: OnDone) -> None:
+        self.send(page.buffer[:num_bytes], tag, on_done, page)
+
+    def receive_page(self, page: Page, num_bytes: int, tag: int, on_done: OnDone) -> None:
+        self.receive(page.buffer[:num_bytes], tag, on_done, page)
+
+    def say(self, frame: bytes, _tag: int) -> None:
+        self.control.extend(unpack_frame(frame))
+
+    def greet(self, out: bytes | None, into: Buffer, on_done: OnDone) -> None:
         request = Request()
         if out is not None:
             self.stream += out
@@ -134,7 +136,7 @@ class FakeLink:
         for flight in self._flights:
             flight.request.complete("connection reset")
 
-    def _start(self, request: Request, on_done: Callable[[str | None], None], page: Page | None) -> None:
+    def _start(self, request: Request, on_done: OnDone, page: Page | None) -> None:
         if page is not None:
             page.lend()
         if not self.is_alive:

@@ -37,6 +37,20 @@ def test_bytes_pulled_from_a_page_its_sender_has_reused_are_never_given_out(worl
     world.end()
 
 
+def test_payloads_beyond_the_depth_are_announced_and_find_their_receives_posted(world: World) -> None:
+    here, there = world.links[0]
+    for _ in range(2):
+        world.push(KEYS[0])
+    world.sender.channels.flush()
+    while here.control:
+        world.deliver(there, world.receiver)
+    assert (len(here.sent), len(there.posted)) == (1, 2)
+    world.run_until_idle()
+    world.poll()
+    assert world.landed == {0, 1}
+    world.end()
+
+
 def test_a_page_received_but_never_confirmed_comes_back_when_its_sender_dies(world: World) -> None:
     _, there = world.links[0]
     world.push(KEYS[0])

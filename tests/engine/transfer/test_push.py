@@ -1,5 +1,6 @@
 """Payloads between two real processes over UCX on loopback."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,19 +8,26 @@ import pytest
 
 from services.engine.transfer.events import PeerProven, Pushed, PushOutcome
 from services.engine.transfer.page_memory import HostMemory, pattern
-from tests.engine.transfer.driver import PAGE_BYTES, Peer, Sender, closing, key
+from tests.engine.transfer.driver import PAGE_BYTES, TIMEOUT_S, Peer, Sender, closing, key
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.02], ids=["calm", "hot"])
+def hot_s(request: pytest.FixtureRequest) -> float:
+    """Whether UCX is polled by a thread of its own: as for pages on a device, whose tests need one."""
+    seconds: float = request.param
+    return seconds
 
 
 @pytest.fixture(scope="module")
-def receiver() -> Iterator[Peer]:
-    peer = Peer("receiver", "decode-1", credit=3, early_grace_s=0.2)
+def receiver(hot_s: float) -> Iterator[Peer]:
+    peer = Peer("receiver", "decode-1", credit=3, early_grace_s=0.2, hot_s=hot_s)
     with closing(peer):
         yield peer
 
 
 @pytest.fixture
-def sender(receiver: Peer) -> Iterator[Sender]:
-    part = Sender(checksum=True)
+def sender(receiver: Peer, hot_s: float) -> Iterator[Sender]:
+    part = Sender(checksum=True, hot_s=hot_s)
     with closing(part):
         part.transfer.connect(receiver.address)
         part.wait_for(PeerProven)
@@ -124,6 +132,38 @@ def test_dropping_an_attempt_spares_what_is_in_flight(receiver: Peer, sender: Se
     outcomes = [event.outcome for event in sender.wait_for(Pushed, 8)]
     assert set(outcomes) <= {PushOutcome.LANDED, PushOutcome.DROPPED}
     assert outcomes.count(PushOutcome.LANDED) >= 1
+    sender.wait_for_pages()
+
+
+def test_a_page_that_the_device_still_writes_is_neither_sent_nor_freed(receiver: Peer, sender: Sender) -> None:
+    receiver.expect(key(11))
+    filled, asked = threading.Event(), threading.Event()
+
+    def is_filled() -> bool:
+        asked.set()
+        return filled.is_set()
+
+    pages = [sender.pool.acquire() for _ in range(2)]
+    for start, page in enumerate(pages):
+        assert page is not None
+        sender.transfer.push(receiver.peer_id, key(11 + start), start, 1, page, PAGE_BYTES, is_filled)
+    sender.transfer.drop(key(12))
+    sender.push(receiver, key(11), 2, seed=2)  # behind them: pages are filled in order
+    assert sender.pool.counts().free == len(sender.pool) - 3
+    for page in pages:
+        assert page is not None
+        sender.memory.fill(page.buffer, seed=1)
+    for _ in range(2):  # the thread has seen the drop before it asks for the second time
+        asked.clear()
+        assert asked.wait(TIMEOUT_S)
+    filled.set()
+    arrived: list[int] = []
+    while len(arrived) < 2:
+        told = receiver.wait("received")
+        arrived += [told["crc"]] if told["key"][0] == key(11).request_id else []  # older tests left theirs unread
+    assert arrived == [crc(1), crc(2)]
+    outcomes = {event.token_start: event.outcome for event in sender.wait_for(Pushed, 3)}
+    assert outcomes == {0: PushOutcome.LANDED, 1: PushOutcome.DROPPED, 2: PushOutcome.LANDED}
     sender.wait_for_pages()
 
 

@@ -13,6 +13,8 @@ from services.engine.transfer.lanes import Lane, fastest_lane
 from services.engine.transfer.wire import (
     CONTROL_BYTES,
     CONTROL_TAG_MASK,
+    FRAME_BYTES,
+    FRAME_MESSAGES,
     HELLO_BYTES,
     MAX_CHANNEL,
     Control,
@@ -21,7 +23,9 @@ from services.engine.transfer.wire import (
     Kind,
     Verdict,
     control_tag,
+    pack_frame,
     payload_tag,
+    unpack_frame,
 )
 
 words = st.integers(0, 2**32 - 1)
@@ -46,6 +50,20 @@ def test_a_control_message_survives_its_bytes(message: Control) -> None:
     raw = message.pack()
     assert len(raw) == CONTROL_BYTES
     assert Control.unpack(raw) == message
+
+
+@pytest.mark.parametrize("count", [1, 2, FRAME_MESSAGES])
+def test_a_frame_holds_its_messages_in_order_whatever_lies_behind_them(count: int) -> None:
+    messages = [Control(Kind.SENT, 7, seq) for seq in range(count)]
+    raw = pack_frame(messages)
+    assert len(raw) <= FRAME_BYTES
+    assert unpack_frame(raw.ljust(FRAME_BYTES, b"\xff")) == messages
+
+
+@pytest.mark.parametrize("raw", [bytes(FRAME_BYTES), b"\x09" * FRAME_BYTES, b"\x02" + bytes(CONTROL_BYTES)])
+def test_bytes_that_are_no_frame_are_an_error(raw: bytes) -> None:
+    with pytest.raises(ValueError, match="frame"):
+        unpack_frame(raw)
 
 
 def test_an_unknown_kind_is_an_error() -> None:
@@ -144,6 +162,7 @@ def test_lanes_are_ordered_by_speed() -> None:
         ({"incarnation": "x" * 65}, "incarnation"),
         ({"group": ""}, "group"),
         ({"credit": 0}, "credit"),
+        ({"depth": 0}, "depth"),
         ({"listen_port": 70_000}, "listen_port"),
         ({"push_timeout_s": 0.0}, "push_timeout_s"),
         ({"silence_s": 1.0, "heartbeat_s": 1.0}, "silence_s"),

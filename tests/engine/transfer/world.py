@@ -11,11 +11,12 @@ from services.engine.transfer.context import Context
 from services.engine.transfer.directory import Directory
 from services.engine.transfer.events import LostReason, PeerAddress, Pushed, PushOutcome, Received
 from services.engine.transfer.mailbox import Mailbox
+from services.engine.transfer.outbound import Outbound
 from services.engine.transfer.page_memory import HostMemory, pattern
 from services.engine.transfer.pages import PagePool
 from services.engine.transfer.proof import TestPage
 from services.engine.transfer.receive_channel import ReceiveChannel
-from services.engine.transfer.send_channel import Outbound, SendChannel
+from services.engine.transfer.send_channel import SendChannel
 from tests.engine.transfer.driver import GROUP, config, key
 from tests.engine.transfer.fake_net import FakeLink
 
@@ -27,7 +28,7 @@ ADDRESS = PeerAddress("decode", "host", 1, "d-1", GROUP)
 class SendSide:
     def __init__(self, now: Callable[[], float]) -> None:
         self.pool = PagePool(HostMemory(), NUM_PAGES, PAGE_BYTES)
-        self.context: Context[Any] = Context(config("prefill", "p-1"), self.pool, Mailbox(), now)
+        self.context: Context[Any] = Context(config("prefill", "p-1", depth=1), self.pool, Mailbox(), now)
         self.channels: Directory[SendChannel] = Directory()
         self.test_page = TestPage(self.pool.memory.fill, self.pool.memory.checksum, self.pool.scratch)
 
@@ -123,7 +124,7 @@ class World:
 
     def steps(self) -> list[Callable[[], Any]]:
         """Everything the network could do next."""
-        steps: list[Callable[[], Any]] = []
+        steps: list[Callable[[], Any]] = [self.sender.channels.flush, self.receiver.channels.flush]
         for here, there in self.links:
             steps += self._steps_of(here, self.sender) + self._steps_of(there, self.receiver)
         return steps
@@ -141,6 +142,7 @@ class World:
                 while link.moved:
                     link.acknowledge()
                 link.collect()
+                side.channels.flush()
 
     def deliver(self, link: FakeLink, side: SendSide | ReceiveSide) -> None:
         """The oldest control message on its way to `link`."""

@@ -113,18 +113,22 @@ class Pair:
         self._child.start()
         self._pool = PagePool(memory(options.device), options.num_pages, options.page_bytes)
         self._copier = Copier(self._pool.scratch, options.peer_device)
-        self._kv_port, raw_port = self._pipe.recv()
-        self._raw = RawSender("127.0.0.1", raw_port)
+        self._kv_port, self._raw_port = self._pipe.recv()
+        self._raw: RawSender | None = None
         self._sender: KvSender | None = None
 
     def connect(self, depth: int) -> PeerProven:
         """Pushes go with `depth` payloads in flight from now on."""
+        self._raw = None
         if self._sender is not None:
             self._sender.close()
         settings = TransferConfig("prefill", f"p-{depth}", "bench", depth=depth, **self._options.pace)  # type: ignore[arg-type]
         self._sender = KvSender(settings, self._pool)
         self._sender.connect(PeerAddress("decode", "127.0.0.1", self._kv_port, "d", "bench"))
-        return next(event for event in self._events(self._sender) if isinstance(event, PeerProven))
+        proven = next(event for event in self._events(self._sender) if isinstance(event, PeerProven))
+        # Not before: its peer answers only inside `raw`, and a connection that waits slows the other worker's down.
+        self._raw = RawSender("127.0.0.1", self._raw_port)
+        return proven
 
     def copy(self, case: Case) -> float:
         """GB/s of plain copies."""
@@ -135,6 +139,7 @@ class Pair:
         self._pipe.send(case)
         self._pipe.recv()  # its receives are posted
         pages = take(self._pool, case.depth)
+        assert self._raw is not None
         seconds = self._raw.send([page.buffer[: case.num_bytes] for page in pages], case.num_messages)
         give_back(pages)
         return case.gb_per_s(seconds)

@@ -23,7 +23,7 @@ def _worker() -> Any:  # noqa: ANN401 # UCXX carries no types
 
 
 class RawReceiver:
-    """Listens for one RawSender."""
+    """Listens for RawSenders, and answers the newest."""
 
     def __init__(self) -> None:
         self._worker = _worker()
@@ -47,7 +47,7 @@ class RawReceiver:
                 finished += 1
                 posted[index] = self._worker.tag_recv(arrays[index], _TAG) if left_to_post > 0 else None
                 left_to_post -= 1
-        acknowledged = self._endpoints[0].tag_send(Array(bytes(8)), _TAG)
+        acknowledged = self._endpoints[-1].tag_send(Array(bytes(8)), _TAG)
         while not acknowledged.completed:
             self._worker.progress()
 

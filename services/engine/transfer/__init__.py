@@ -7,7 +7,7 @@ calls and `poll()`.
 The life of a payload:
 
     prefill loop    page = pool.acquire(); gather(kv, slots, page); sender.push(...)
-    prefill thread  page filled, and credit: ANNOUNCE; its turn: the payload; SENT when UCX reports it sent; page -> pool
+    prefill thread  page filled and credit there: ANNOUNCE; in its turn the payload; UCX done: SENT, page -> pool
     decode thread   a receive into a free page (the scratch page if the attempt is gone); UCX done and SENT seen: event
     decode loop     Received: scatter(page, kv, slots); page.release()
     decode thread   ANSWER, which returns the credit; Pushed(outcome) reaches the prefill loop

@@ -1,6 +1,6 @@
 """What a pd_master costs: CPU per request and per streamed token, added time, connections held, memory.
 
-    python -m bench.gateway [--streams 128] [--tokens 400] [--requests 2000] [--held 1000] [--json PATH]
+    python -m bench.gateway [--streams 128] [--tokens 400] [--requests 2000] [--held 1000] [--soak 100000] [--json PATH]
 
 The gateway is the real process; behind it stands a worker that computes nothing but speaks the session protocol, so
 what is measured is the gateway's own path: HTTP, template, tokenizer, dispatch, frames in, events out. CPU time is the
@@ -23,6 +23,9 @@ import uvloop
 
 from bench.gateway_load.client import Connection, Outcome
 from services.cli.demo_model import fetch_demo_model
+
+_PARTS = 5
+"""Readings of the memory during `--soak`."""
 
 
 class Measured(NamedTuple):
@@ -135,6 +138,13 @@ def _free_port() -> int:
         return port
 
 
+async def soaked(gateway: Gateway, count: int) -> float:
+    """Resident memory, MB, after so many more requests."""
+    await gateway.measure(one_by_one(gateway, count, stream=True))
+    print(f"{count} requests more: {gateway.rss_mb:.1f} MB", file=sys.stderr, flush=True)
+    return gateway.rss_mb
+
+
 async def run(options: argparse.Namespace) -> dict[str, float]:
     """All phases."""
     async with running(options.step_s) as gateway:
@@ -144,6 +154,8 @@ async def run(options: argparse.Namespace) -> dict[str, float]:
         before_mb = gateway.rss_mb
         streams = await gateway.measure(at_once(gateway, options.streams, options.tokens))
         held = await gateway.measure(at_once(gateway, options.held, 20)) if options.held else None
+        held_mb = gateway.rss_mb
+        soaked_mb = [await soaked(gateway, options.soak // _PARTS) for _ in range(_PARTS)] if options.soak else []
         num_tokens = options.streams * options.tokens
         per_request_s = short.cpu_s / len(short.outcomes)
         return {
@@ -155,7 +167,8 @@ async def run(options: argparse.Namespace) -> dict[str, float]:
             "first_byte_ms_p99": short.first_byte_ms(0.99),
             "streams_held": float(len(held.outcomes)) if held else 0.0,
             "rss_mb_before": before_mb,
-            "rss_mb_after": gateway.rss_mb,
+            "rss_mb_after": held_mb,
+            **{f"rss_mb_after_{(at + 1) * options.soak // _PARTS}_more": mb for at, mb in enumerate(soaked_mb)},
         }
 
 
@@ -166,6 +179,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--held", type=int, default=1000)
+    parser.add_argument("--soak", type=int, default=0, help="requests after all else, for what memory does")
     parser.add_argument("--step-s", type=float, default=0.01)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path)

@@ -18,6 +18,7 @@ from services.common import rpc
 from services.common.errors import SluiceError
 from services.common.messages import PROTOCOL, MasterHello, MasterMessage, WorkerHello, WorkerMessage, WorkerRef
 from services.common.wire import WireError, master_message_to_proto, worker_message_from_proto
+from services.pd_master.silence import SilenceWatch
 from services.worker.outbox import Outbox
 from services.worker.session_errors import LeavingError
 from sluice.v1 import worker_pb2 as pb
@@ -91,7 +92,8 @@ class WorkerLink:
             call = worker_pb2_grpc.WorkerServiceStub(self.channel).Session(_protos(outbox))
             incoming = aiter(call)
             try:
-                hello = await _read(incoming, HELLO_TIMEOUT_S)
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
+                    hello = await _read(incoming)
                 if not isinstance(hello, WorkerHello) or hello.protocol != PROTOCOL:
                     raise WireError(f"expected a WorkerHello of protocol {PROTOCOL}, got {hello}")
                 backoff.reset()
@@ -109,8 +111,10 @@ class WorkerLink:
         self.worker, self._outbox = hello.worker, outbox
         self._handler.link_up(self, hello)
         try:
-            while True:  # always drained, whatever clients do (R15)
-                self._handler.link_said(hello.worker, await _read(incoming, self._silence_s))
+            async with SilenceWatch(self._silence_s) as silence:
+                while True:  # always drained, whatever clients do (R15)
+                    self._handler.link_said(hello.worker, await _read(incoming))
+                    silence.heard()
         finally:
             self._outbox = None
             self._handler.link_down(self, hello.worker)
@@ -133,11 +137,10 @@ class WorkerLink:
                 await writer.wait_closed()
 
 
-async def _read(incoming: AsyncIterator[pb.WorkerServiceSessionResponse], timeout_s: float) -> WorkerMessage:
-    """The next message. TimeoutError when none comes, WireError when the stream ends or makes no sense."""
+async def _read(incoming: AsyncIterator[pb.WorkerServiceSessionResponse]) -> WorkerMessage:
+    """The next message. WireError when the stream ends or makes no sense."""
     try:
-        async with asyncio.timeout(timeout_s):
-            return worker_message_from_proto(await anext(incoming))
+        return worker_message_from_proto(await anext(incoming))
     except StopAsyncIteration:
         raise WireError("the worker ended the stream") from None
 

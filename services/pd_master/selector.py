@@ -30,10 +30,10 @@ LEAST_TOKENS_PER_S = 5000.0
 """What a worker reports is what it did in the last second, which is little when there was little to do."""
 MISSING_WEIGHT = 6.0
 """What a prompt token costs that a worker's prefix cache lacks, in tokens of waiting. More than 1, since computing it
-also takes a second place in a cache, where it evicts what the next prompts would have found. Chosen on the first half
-of a trace, as the least with which 8 and 16 workers reach 90% of the hits of one cache of all workers' size: 93% and
-92%, where 1 reaches 75% and 73%, and 4 91% and 89%. The second half, unseen: 95% and 94%. What it costs is in the tail:
-the 99th percentile of the time to first token is 2 to 4% above that with 1."""
+also takes a second place in a cache, where it evicts what the next prompts would have found. The least of
+1, 4, 6 and 16 with which 8 and 16 workers reach 90% of the hits of one cache of all workers' size on the first half of
+a trace: 93% and 92%, where 1 reaches 75% and 73%, and 4 91% and 89%. On the second half: 95% and 94%. What it costs is
+in the tail: the 99th percentile of the time to first token is 2 to 4% above that with 1."""
 EXTENT_SLOTS = 32
 """Decode grows in extents: each choice may occupy up to this much beyond its tokens."""
 

@@ -1,6 +1,7 @@
 """The speed table: decode and prefill of the Llama-3.1-8B shape through the engine's own loop, beside floors and bars.
 
     python -m bench.engine [--rounds 3] [--json FILE] [--only decode prefill ttft sampling]
+                           [--rows 1 17 256]
 
 Random bf16 weights. Requests are Admit commands, turned in this process, and ids are read back from its events. A
 decode figure is (time for 130 tokens - time for 2) / 128, all requests together; their prompts are in the prefix cache
@@ -65,8 +66,8 @@ class Figure:
 class Bench:
     """One engine and its requests."""
 
-    def __init__(self, rounds: int, **changes: Any) -> None:
-        """`changes` to the engine's configuration."""
+    def __init__(self, rounds: int, rows: list[int] | None = None, **changes: Any) -> None:
+        """`rows`: of the decode figures to measure, all by default; `changes` to the engine's configuration."""
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(SHAPE))
@@ -77,7 +78,7 @@ class Bench:
             self.model = load_model(config)
             self.engine = Engine(config, self.model)
         self.ready_s = time.monotonic() - began
-        self.rounds = rounds
+        self.rounds, self.rows = rounds, rows
         self._next_job = 0
         self.turn_s = 0.0
         self.turns = 0
@@ -148,6 +149,8 @@ def prefill_floor(prompts: int, length: int, ceiling: ceilings.Ceilings) -> floa
 def decode(bench: Bench, ceiling: ceilings.Ceilings) -> Iterator[Figure]:
     """Milliseconds a step, and the host's share of it at the largest batch."""
     for (rows, context), bar in DECODE.items():
+        if bench.rows is not None and rows not in bench.rows:
+            continue
         prompts = prompts_of(rows, context)
         bench.run(prompts, 2)
 
@@ -210,12 +213,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--rows", type=int, nargs="*", help="of decode; all by default")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
     sys.setswitchinterval(1e-4)
     ceiling = ceilings.measure(torch.device("cuda"))
     torch.cuda.empty_cache()
-    bench = Bench(options.rounds)
+    bench = Bench(options.rounds, options.rows)
     gc.collect()
     gc.freeze()
     gc.disable()  # as the engine process does

@@ -41,8 +41,8 @@ class Rope:
 class SlotTable:
     """`table [max_rows, width]` int32: request row -> slots; `rows [batch]` int32: batch row -> request row.
 
-    Every entry up to the next multiple of the block size past a request's length must name a slot of the pool, the
-    padding slot if nothing else: such rows are read, and must be finite, but count for nothing.
+    Kernels read whole blocks of tokens: past a request's end they read slot 0 instead, whose values must be finite,
+    but count for nothing.
     """
 
     table: torch.Tensor

@@ -29,14 +29,14 @@ class PrefillTuning:
 
 @triton.jit
 def _attend(q, acc, total, top, slots, k_ptr, v_ptr, slots_ptr, first_block, last_block, q_positions, context_len,
-            table_width, slot_stride, d, scale, BLOCK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr,
+            readable, slot_stride, d, scale, BLOCK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr,
             BLOCK_D: tl.constexpr, STAGES: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Run blocks `first_block .. last_block`; return the running sum, denominator, maximum and the next slot ids."""
     t = tl.arange(0, BLOCK_KEYS)
     for block in tl.range(first_block, last_block, num_stages=STAGES):
         position = block * BLOCK_KEYS + t
         offsets = slots.to(tl.int64)[:, None] * slot_stride + d[None, :]
-        slots = tl.load(slots_ptr + position + BLOCK_KEYS, mask=position + BLOCK_KEYS < table_width, other=0)
+        slots = tl.load(slots_ptr + position + BLOCK_KEYS, mask=position + BLOCK_KEYS < readable, other=0)
         if BLOCK_D == HEAD_DIM:
             k = tl.load(k_ptr + offsets)
             v = tl.load(v_ptr + offsets)
@@ -88,12 +88,13 @@ def _prefill_attention(
     whole = (first_position + 1) // BLOCK_KEYS
     blocks = tl.cdiv(tl.minimum(first_position + BLOCK_QUERIES, context_len), BLOCK_KEYS)
     t = tl.arange(0, BLOCK_KEYS)
-    slots = tl.load(slots_ptr + t, mask=t < table_width, other=0)
+    readable = tl.minimum(context_len, table_width)  # a chunk of padding may be longer than any request
+    slots = tl.load(slots_ptr + t, mask=t < readable, other=0)
     acc, total, top, slots = _attend(
-        q, acc, total, top, slots, k_ptr, v_ptr, slots_ptr, 0, whole, positions, context_len, table_width, slot_stride,
+        q, acc, total, top, slots, k_ptr, v_ptr, slots_ptr, 0, whole, positions, context_len, readable, slot_stride,
         d, scale, BLOCK_KEYS, HEAD_DIM, BLOCK_D, STAGES, False, PRECISION)  # fmt: skip
     acc, total, top, slots = _attend(
-        q, acc, total, top, slots, k_ptr, v_ptr, slots_ptr, whole, blocks, positions, context_len, table_width,
+        q, acc, total, top, slots, k_ptr, v_ptr, slots_ptr, whole, blocks, positions, context_len, readable,
         slot_stride, d, scale, BLOCK_KEYS, HEAD_DIM, BLOCK_D, STAGES, True, PRECISION)  # fmt: skip
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + tokens * out_stride + head * HEAD_DIM + d[None, :], out, mask=live)

@@ -7,7 +7,9 @@ together. What is left is drawn from by the Gumbel-max rule: `argmax(y + noise)`
 A token's noise is a hash of the draw's 64-bit key and of the token's id, the same function as
 `services.engine.noise`: it depends on nothing else in the batch, nor on which other tokens are left (R9).
 
-* top-k: its threshold is found by counting above eight values a pass, each pass leaving an eighth of the range.
+* top-k: its threshold is looked for among the two best of each lane, which hold all of the k best unless three of them
+  share a lane; a count over the row says whether they do. Where they do not, or k is large, the threshold is found by
+  counting above eight values a pass, each pass leaving an eighth of the range.
 * top-p: the winner among all is the winner in the nucleus if it lies inside, which the mass of the more likely tokens
   tells. If it does not, neither does any token as unlikely: those are out, and again. So no threshold is searched for.
 """
@@ -87,8 +89,8 @@ def _scores(base, start, vocab, top, inverse_temperature, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _top_k_threshold(base, vocab, top, inverse_temperature, top_k, RANGE: tl.constexpr, PIVOTS: tl.constexpr,
-                     BLOCK: tl.constexpr):  # fmt: skip
+def _search_threshold(base, vocab, top, inverse_temperature, top_k, RANGE: tl.constexpr, PIVOTS: tl.constexpr,
+                      BLOCK: tl.constexpr):  # fmt: skip
     """Return the largest y that at least `top_k` scores reach (within float resolution), or -inf beyond RANGE.
 
     The first pass halves the distance from the top again and again, which suits peaked and flat rows alike; the later
@@ -117,13 +119,38 @@ def _top_k_threshold(base, vocab, top, inverse_temperature, top_k, RANGE: tl.con
 
 
 @triton.jit
-def _mass(base, vocab, top, inverse_temperature, floor, BLOCK: tl.constexpr):
-    """Return the mass of the tokens with `y >= floor`."""
-    total = tl.zeros([BLOCK], tl.float32)
+def _top_k_threshold(base, vocab, top, inverse_temperature, top_k, RANGE: tl.constexpr, PIVOTS: tl.constexpr,
+                     BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
+    """Return the largest y that at least `top_k` scores reach (within float resolution), or -inf beyond RANGE."""
+    first = tl.full([BLOCK], float("-inf"), tl.float32)
+    second = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(0, vocab, BLOCK):
         y = _scores(base, start, vocab, top, inverse_temperature, BLOCK)
-        total += tl.where(y >= floor, tl.exp(y), 0.0)
-    return tl.sum(total)
+        second = tl.maximum(second, tl.minimum(first, y))
+        first = tl.maximum(first, y)
+    low = -RANGE
+    high = 1.0e-6
+    kept = tl.sum((first >= low).to(tl.int32) + (second >= low).to(tl.int32))
+    searching = kept > top_k
+    while searching:
+        middle = 0.5 * (low + high)
+        count = tl.sum((first >= middle).to(tl.int32) + (second >= middle).to(tl.int32))
+        searching = (middle > low) & (middle < high)
+        if count >= top_k:
+            low = middle
+            kept = count
+            searching = searching & (count > top_k)
+        else:
+            high = middle
+    found = kept >= top_k
+    if found:
+        counts = tl.zeros([BLOCK], tl.int32)
+        for start in range(0, vocab, BLOCK):
+            counts += (_scores(base, start, vocab, top, inverse_temperature, BLOCK) >= low).to(tl.int32)
+        found = tl.sum(counts) == kept
+    if not found:
+        low = _search_threshold(base, vocab, top, inverse_temperature, top_k, RANGE, PIVOTS, BLOCK_K)
+    return low
 
 
 @triton.jit
@@ -145,55 +172,55 @@ def _draw(base, vocab, top, inverse_temperature, floor, above, low, high, BLOCK:
 
 
 @triton.jit
-def _mass_above(base, vocab, top, inverse_temperature, y, half, BLOCK: tl.constexpr):
-    """Return the masses of the tokens strictly more likely than `y` and than `half`."""
+def _masses(base, vocab, top, inverse_temperature, least, y, half, BLOCK: tl.constexpr):
+    """Return the masses of the tokens at least as likely as `least`, and strictly more likely than `y` and `half`."""
+    allowed = tl.zeros([BLOCK], tl.float32)
     more = tl.zeros([BLOCK], tl.float32)
     more_half = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         z = _scores(base, start, vocab, top, inverse_temperature, BLOCK)
         w = tl.exp(z)
+        allowed += tl.where(z >= least, w, 0.0)
         more += tl.where(z > y, w, 0.0)
         more_half += tl.where(z > half, w, 0.0)
-    return tl.sum(more), tl.sum(more_half)
+    return tl.sum(allowed), tl.sum(more), tl.sum(more_half)
 
 
 @triton.jit
-def _best(base, vocab, inverse_temperature, BLOCK: tl.constexpr):
-    """Return the largest logit, its lowest id, and the sum of `exp(y)` over the row, in one pass."""
+def _best(base, vocab, BLOCK: tl.constexpr):
+    """Return the largest logit and its lowest id."""
     best = tl.full([BLOCK], -3.0e38, tl.float32)  # finite: differences from it stay numbers where logits are -inf
     best_id = tl.minimum(tl.arange(0, BLOCK), vocab - 1)
-    total = tl.zeros([BLOCK], tl.float32)  # each lane by its own best
     for start in range(0, vocab, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         x = tl.load(base + cols, mask=cols < vocab, other=float("-inf")).to(tl.float32)
         best_id = tl.where(x > best, cols, best_id)
-        new_best = tl.maximum(x, best)
-        total = total * tl.exp((best - new_best) * inverse_temperature) + tl.exp((x - new_best) * inverse_temperature)
-        best = new_best
+        best = tl.maximum(x, best)
     top = tl.max(best)
-    token = tl.min(tl.where(best == top, best_id, 2147483647))
-    return top, token, tl.sum(total * tl.exp((best - top) * inverse_temperature))
+    return top, tl.min(tl.where(best == top, best_id, 2147483647))
 
 
 @triton.jit
 def _sample(logits_ptr, out_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, low_ptr, high_ptr, source_ptr,
             target_ptr, vocab, row_stride, RANGE: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
-            BLOCK_K: tl.constexpr):  # fmt: skip
+            LANES: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
     """Grid `(n,)`: one program a draw; every pass after the first finds the row in L2 (0.5 MB a row)."""
     row = tl.program_id(0)
     base = logits_ptr + tl.load(source_ptr + row).to(tl.int64) * row_stride
     temperature = tl.load(temperature_ptr + row)
     inverse = 1.0 / tl.maximum(temperature, 1e-6)
-    top, token, allowed = _best(base, vocab, inverse, BLOCK)
+    top, token = _best(base, vocab, BLOCK)
     if temperature > 0.0:
         top_k = tl.load(top_k_ptr + row)
         top_p = tl.load(top_p_ptr + row)
         min_p = tl.load(min_p_ptr + row)
-        floor = float("-inf")
+        least = float("-inf")
         if (top_k > 0) & (top_k < vocab):
-            floor = _top_k_threshold(base, vocab, top, inverse, top_k, RANGE, PIVOTS, BLOCK_K)
-            if top_p < 1.0:
-                allowed = _mass(base, vocab, top, inverse, floor, BLOCK)
+            if top_k <= LANES // 16:
+                least = _top_k_threshold(base, vocab, top, inverse, top_k, RANGE, PIVOTS, LANES, BLOCK_K)
+            else:  # three of so many most likely share a lane somewhere
+                least = _search_threshold(base, vocab, top, inverse, top_k, RANGE, PIVOTS, BLOCK_K)
+        floor = least
         if min_p > 0.0:
             floor = tl.maximum(floor, tl.log(min_p))
         low = tl.load(low_ptr + row).to(tl.uint32, bitcast=True)
@@ -205,7 +232,7 @@ def _sample(logits_ptr, out_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_pt
             searching = (top_p < 1.0) & (y < 0.0)
             if searching:
                 half = y * 0.5
-                more, more_half = _mass_above(base, vocab, top, inverse, y, half, BLOCK)
+                allowed, more, more_half = _masses(base, vocab, top, inverse, least, y, half, BLOCK)
                 limit = top_p * allowed
                 searching = more >= limit
                 above = tl.where(more_half >= limit, half, y)
@@ -233,6 +260,6 @@ def sample(logits: torch.Tensor, rows: SamplingRows, out: torch.Tensor) -> None:
     block = min(8192, max(next_power_of_2(vocab), 64))
     _sample[(count,)](
         logits, out, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.key_low, rows.key_high, rows.source,
-        rows.target, vocab, logits.stride(0), RANGE=TOP_K_RANGE, PIVOTS=8, BLOCK=block, BLOCK_K=min(block, 2048),
-        num_warps=16,
+        rows.target, vocab, logits.stride(0), RANGE=TOP_K_RANGE, PIVOTS=8, BLOCK=block, LANES=min(block, 4096),
+        BLOCK_K=min(block, 2048), num_warps=16,
     )  # fmt: skip

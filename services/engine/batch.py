@@ -57,13 +57,12 @@ class Sample:
     sequence: Sequence
     logits_row: int
     position: int
-    first: bool
-    """Sampled from the end of a prompt: no decode step of this sequence came before."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """What the runner launches. Tokens stand in the order decode rows, then chunks.
+    """What the runner launches. Tokens stand in the order decode rows, then chunks; so do samples: row i of the logits
+    is decode row i's, then come `first_samples`, from the ends of prompts, which several may share.
 
     With B decode rows, C chunks and T tokens: arrays are int32 of the lengths that their comments say.
     """
@@ -74,11 +73,18 @@ class Batch:
     out_slots: Ints  # [T]: where each token's K and V go
     decode_rows: Ints  # [B]
     context_lens: Ints  # [B]: with the token itself
+    sequences: list[Sequence] = field(default_factory=list)  # [B]
+    output_positions: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [B]: of the sampled tokens
     chunks: list[Chunk] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    first_samples: list[Sample] = field(default_factory=list)
     logits_tokens: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R]: tokens whose logits are needed
     scored: list[Scored] = field(default_factory=list)
     table_writes: list[TableWrite] = field(default_factory=list)  # since the batch before
+
+    def samples(self) -> list[Sample]:
+        """Every token to sample. Hundreds of decode rows are better read as arrays."""
+        positions = self.output_positions.tolist()
+        return [*map(Sample, self.sequences, range(len(positions)), positions), *self.first_samples]
 
     def finished_prompts(self) -> list[Job]:
         """Jobs whose last chunk this is."""

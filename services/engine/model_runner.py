@@ -8,7 +8,7 @@ from torch import Tensor
 
 from services.common.request import TokenLogprob
 from services.engine.backends.interface import Backend
-from services.engine.batch import Batch, Scored
+from services.engine.batch import Batch, Sample, Scored
 from services.engine.models.generic import GenericDecoder
 from services.engine.models.layers import Decoder
 from services.engine.prompt_scoring import ChunkScores, score
@@ -48,15 +48,16 @@ class ModelRunner:
 
     def launch(self, batch: Batch) -> SampledStep:
         """Compute a batch; its KV is in the pool and its ids are the rows' next inputs when the device gets there."""
-        plan = self._sampler.plan(batch.samples)
+        samples = batch.samples()
+        plan = self._sampler.plan(samples)
         ids, n = self.backend.prepare(batch), len(batch.logits_tokens)
         states = self._decoder.states(ids, self._wanted(batch), self.backend)
         scores = self._score(batch.scored, states[n:]) if batch.scored else []
-        if not batch.samples:
+        if not samples:
             return SampledStep(None, scores)
         logits = self._decoder.logits(states[:n], self.backend)
         sampled = self._sampler.sample(logits, plan)
-        self._remember(batch, sampled.ids)
+        self._remember(samples, sampled.ids)
         return SampledStep(sampled, scores)
 
     def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
@@ -78,9 +79,9 @@ class ModelRunner:
             for each, part in zip(scored, parts, strict=True)
         ]
 
-    def _remember(self, batch: Batch, ids: Tensor) -> None:
-        index = [i for i, s in enumerate(batch.samples) if s.sequence.row is not None]
+    def _remember(self, samples: list[Sample], ids: Tensor) -> None:
+        index = [i for i, s in enumerate(samples) if s.sequence.row is not None]
         if not index:
             return
-        rows = torch.tensor([batch.samples[i].sequence.row for i in index], device=self.backend.device)
-        self.backend.remember(rows, ids if len(index) == len(batch.samples) else ids[index])
+        rows = torch.tensor([samples[i].sequence.row for i in index], device=self.backend.device)
+        self.backend.remember(rows, ids if len(index) == len(samples) else ids[index])

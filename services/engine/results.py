@@ -24,11 +24,18 @@ class ResultHandler:
         logprobs = result.logprobs()
         outputs: list[SequenceOutput] = []
         ids = result.token_ids()
-        for i, (sample, token_id) in enumerate(zip(batch.samples, ids, strict=True)):
-            if sample.sequence.gone:
+        sequences = [*batch.sequences, *(sample.sequence for sample in batch.first_samples)]
+        for i, (sequence, token_id) in enumerate(zip(sequences, ids, strict=True)):
+            if sequence.gone:
                 state.counters.tokens_past_end += 1
                 continue
-            outputs.append(self._append(sample.sequence, token_id, logprobs.get(i)))
+            job, known = sequence.job, sequence.outputs
+            index = len(known)
+            known.append(token_id)
+            if token_id in job.stop_token_ids or index + 1 >= job.max_outputs or logprobs:
+                outputs.append(self._output(sequence, token_id, logprobs.get(i)))
+            else:  # the rule, hundreds of times a step
+                outputs.append(SequenceOutput(job.job_id, sequence.choice, index, [token_id]))
         scores = [
             (each.scored.job.job_id, each.packed()) for each in result.prompt_scores() if not each.scored.job.is_over
         ]
@@ -47,9 +54,9 @@ class ResultHandler:
         state.counters.evicted_tokens = state.kv.num_evicted
         return ids
 
-    def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
-        job, index = sequence.job, len(sequence.outputs)
-        sequence.outputs.append(token_id)
+    def _output(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
+        """Return what is said of the last token of `sequence`, which ends here if its stop conditions say so."""
+        job, index = sequence.job, len(sequence.outputs) - 1
         finish, stop_token_id = None, None
         if token_id in job.stop_token_ids and (index >= job.stop.min_new_tokens or job.grammar is not None):
             finish, stop_token_id = FinishReason.STOP, token_id

@@ -2,7 +2,7 @@
 
 A row belongs to one sequence, or to a prompt being computed (its first sequence takes it over). `length` counts tokens
 whose KV is in the row's slots or is being written by a launched step; `remaining` counts decode steps that may still
-be launched for it, and is 0 for rows that do not decode.
+be launched for it, and is 0 for rows that do not decode; `prompt` counts the tokens before a decoding row's outputs.
 """
 
 import numpy as np
@@ -19,6 +19,7 @@ class Rows:
         self.length: Ints = np.zeros(num_rows, np.int32)
         self.capacity: Ints = np.zeros(num_rows, np.int32)
         self.remaining: Ints = np.zeros(num_rows, np.int32)
+        self.prompt: Ints = np.zeros(num_rows, np.int32)
         self._padding_slot = padding_slot
         self._free = list(range(num_rows - 1, -1, -1))
         self._writes: list[TableWrite] = []

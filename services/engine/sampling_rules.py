@@ -35,8 +35,9 @@ class SequenceRules:
         bad = self.params.bad_sequences
         self._bad = BadSequences(bad, sequence.outputs, device) if bad else None
         self.matcher = None if job.grammar is None else Matcher(job.grammar.compiled, sequence.outputs)
-        self.always_plain = self.params.length_penalty is None and self.is_plain(0)
-        """Nothing begins to be asked for later: what masks stops only ends."""
+        self.may_edit = self.params.length_penalty is not None or self.edits(0)
+        """Nothing else begins to be asked for later: what masks stops only ends."""
+        self.always_plain = not self.may_edit and self.is_plain(0)
 
     def is_plain(self, position: int) -> bool:
         """Whether the token at this output position is the argmax of the raw logits and nothing else is asked for."""

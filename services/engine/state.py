@@ -138,6 +138,7 @@ class EngineState:
         if rows.capacity[row] == 0:
             rows.write(row, 0, holding.slots)
         rows.length[row] = len(job.tokens)
+        rows.prompt[row] = job.num_prompt_tokens
         rows.remaining[row] = max(0, job.max_outputs - job.num_given_outputs - num_sampled)
 
     def end_sequence(self, sequence: Sequence, num_outputs: int) -> None:

@@ -69,12 +69,8 @@ class StepBuilder:
             out_slots=rows.table[decode, positions],
             decode_rows=decode,
             context_lens=positions + 1,
-            samples=[
-                Sample(sequence, i, position, first=False)
-                for i, (sequence, position) in enumerate(
-                    zip(sequences, _output_positions(positions, sequences), strict=True)
-                )
-            ],
+            sequences=sequences,
+            output_positions=positions + 1 - rows.prompt[decode],
             logits_tokens=np.arange(len(decode), dtype=np.int32),
         )
         if plan:
@@ -99,15 +95,10 @@ class StepBuilder:
             if chunk.end == len(job.tokens):
                 ends.append(at - 1)
                 row = batch.num_decode_rows + len(ends) - 1
-                batch.samples += [
-                    Sample(sequence, row, job.num_given_outputs, first=True) for sequence in job.sequences.values()
+                batch.first_samples += [
+                    Sample(sequence, row, job.num_given_outputs) for sequence in job.sequences.values()
                 ]
         batch.input_ids = np.concatenate(ids)
         batch.positions = np.concatenate(positions)
         batch.out_slots = np.concatenate(slots)
         batch.logits_tokens = np.concatenate((batch.logits_tokens, np.array(ends, np.int32)))
-
-
-def _output_positions(positions: Ints, sequences: list[Sequence]) -> list[int]:
-    """The token sampled after the one at `position` has output position `position + 1 - num_prompt_tokens`."""
-    return [p + 1 - s.job.num_prompt_tokens for p, s in zip(positions.tolist(), sequences, strict=True)]

@@ -32,6 +32,15 @@ def test_norm_adds_and_replaces_the_residual(device: torch.device, dtype: torch.
     assert_close(out, reference.rms_norm(total, weight, 1e-5))
 
 
+def test_norm_adds_up_a_product_in_parts(device: torch.device) -> None:
+    parts, residual = torch.randn(3, 5, 192, device=device), torch.randn(5, 192, device=device)
+    weight, out = torch.randn(192, device=device), torch.full((5, 192), float("nan"), device=device)
+    total = residual + parts.sum(0)
+    rms_norm(parts, weight, out, 1e-5, residual=residual)
+    assert_close(residual, total)
+    assert_close(out, reference.rms_norm(total, weight, 1e-5))
+
+
 def test_norm_names_the_argument_that_does_not_fit(device: torch.device) -> None:
     x = torch.zeros(2, 8, device=device)
     with pytest.raises(ValueError, match=r"weight: expected shape \(8,\), got \(7,\)"):

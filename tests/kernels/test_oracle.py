@@ -20,6 +20,8 @@ from transformers import (
     LlamaForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from tests.engine.driver import Driver
@@ -32,9 +34,14 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 3, "max_position_embeddings": 2048, "eos_token_id": None, "bos_token_id": None,
     "pad_token_id": None, "tie_word_embeddings": True,
 }  # fmt: skip
+EXPERTS: dict[str, Any] = {
+    "num_attention_heads": 6, "head_dim": 128, "num_experts": 16, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 384,
+}  # fmt: skip
 MODELS: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SHAPE, num_attention_heads=9)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, num_attention_heads=6, head_dim=128)),
+    "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SHAPE, **EXPERTS)),
 }
 REAL = os.environ.get("SLUICE_ORACLE_MODEL")
 NEW_TOKENS = 48
@@ -67,6 +74,8 @@ def prompts_for(name: str, folder: Path) -> list[list[int]]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [*MODELS, *(["real"] if REAL else [])])
 def test_greedy_equals_transformers_on_the_card(folders: dict[str, Path], name: str, dtype: str) -> None:
+    if name == "qwen3-moe" and dtype == "bfloat16":
+        pytest.skip("a rounded near tie in a router picks another expert: no bound on what follows")
     folder = folders[name]
     driver = Driver(folder, backend="cuda", dtype=dtype, num_kv_tokens=32_768, chunk_tokens=512,
                     max_running_requests=32, max_context_tokens=2048)  # fmt: skip

@@ -125,3 +125,10 @@ def test_excluded_tokens_are_never_drawn(device: torch.device) -> None:
     logits = torch.full((16, 50), float("-inf"), device=device)
     logits[:, [7, 31]] = 0.0
     assert set(draw(logits, rows_of(16, device, top_p=0.95)).tolist()) == {7, 31}
+
+
+def test_likely_tokens_that_share_a_lane_are_all_kept(device: torch.device) -> None:
+    """The search for the k-th looks at two tokens a lane first; here three of the three likeliest are in one."""
+    logits = torch.zeros(8, 12_300, device=device)
+    logits[:, [5, 4101, 8197]] = torch.tensor([20.0, 20.5, 20.2], device=device)
+    assert set(draw(logits, rows_of(8, device, top_k=3)).tolist()) == {5, 4101, 8197}

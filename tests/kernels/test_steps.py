@@ -13,7 +13,7 @@ from kernels.prefill_attention import PrefillTuning, prefill_tiles
 from kernels.skinny_gemm import GemmShape
 from services.engine.backends.cuda.decode_step import DecodeBuffers, DecodeStep
 from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep, PromptAttention
-from services.engine.backends.cuda.recipe import DecodeRecipe
+from services.engine.backends.cuda.recipe import DecodeRecipe, SplitDepth
 from services.engine.models.layers import Attention, Block, Decoder, GatedMlp, Linear
 from tests.kernels.close import assert_close
 
@@ -90,6 +90,7 @@ def chunk(model: Model, ids: torch.Tensor, start: int, end: int) -> PrefillBatch
 RECIPES = {
     "fused": DecodeRecipe(SMALL, SPLIT, SMALL, SPLIT, SMALL, block_tokens=16, target_items=2, pdl=False),
     "library": DecodeRecipe(None, None, None, None, None, block_tokens=16, target_items=2, pdl=False),
+    "parts": DecodeRecipe(None, SplitDepth(2), None, SplitDepth(4), None, block_tokens=16, target_items=2, pdl=False),
     "mixed": DecodeRecipe(SMALL, None, None, SMALL, None, block_tokens=16, target_items=2, pdl=False),
 }
 

@@ -8,13 +8,10 @@ A product that runs through cuBLAS takes the ordinary norm and activation kernel
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kernels.decode_attention import DecodeScratch, decode_attention
-from kernels.decode_plan import DecodePlan, decode_plan
 from kernels.embedding import embedding
 from kernels.experts import routed_experts
 from kernels.layout import Heads, Rope, SlotTable
@@ -23,7 +20,8 @@ from kernels.skinny_gemm import GemmShape, NormIn, NormOut, SplitSpace, skinny_g
 from kernels.streamed_gemm import StreamShape, streamed_gemm
 from kernels.swiglu import swiglu
 from services.engine.backends.cuda.rank_sums import RankSums
-from services.engine.backends.cuda.recipe import DecodeRecipe, Product
+from services.engine.backends.cuda.recipe import DecodeRecipe, Product, SplitDepth
+from services.engine.backends.cuda.step_attention import StepAttention
 from services.engine.models.experts import RoutedMlp
 from services.engine.models.layers import Block, Decoder, Linear
 
@@ -51,11 +49,13 @@ class DecodeBuffers:
         self.logits = rows(vocab)
         self.squares = torch.zeros(max(hidden // 16, 1), max_rows, device=device)
         self.split = SplitSpace(
-            torch.empty(_SPLIT_FLOATS, device=device), torch.zeros(4096, dtype=torch.int32, device=device)
+            torch.empty(max(_SPLIT_FLOATS, _MAX_PARTS * max_rows * hidden), device=device),
+            torch.zeros(4096, dtype=torch.int32, device=device),
         )
 
 
 _SPLIT_FLOATS = 8 << 20
+_MAX_PARTS = 4
 
 
 class DecodeStep:
@@ -69,23 +69,21 @@ class DecodeStep:
         recipe: DecodeRecipe, sums: RankSums | None = None,
     ) -> None:  # fmt: skip
         """`sums`: of the ranks that the decoder is split over; None for one."""
-        self._decoder, self._heads, self._rope, self._pool = decoder, heads, rope, pool
-        self._recipe, self._rows, self._all, self._sums = recipe, rows, buffers, sums
-        self._plan = DecodePlan.allocate(
-            rows, recipe.block_tokens, recipe.target_items, pool.device, recipe.min_split_blocks
-        )
-        self._scratch = DecodeScratch.allocate(self._plan, heads)
+        self._decoder, self._recipe, self._all, self._sums = decoder, recipe, buffers, sums
+        self._attention = StepAttention(heads, rope, pool, rows, recipe)
         b = buffers
         self._residual, self._normed, self._scaled = b.residual[:rows], b.normed[:rows], b.scaled[:rows]
         self._qkv, self._attended = b.qkv[:rows], b.attended[:rows]
         self._gate_up, self._inner, self.logits = b.gate_up[:rows], b.inner[:rows], b.logits[:rows]
+        self._parts: Tensor | None = None
+        """Products `[parts, rows, hidden]` that are still to be added to the residual."""
         self._tiles = 0
         """Tiles of squares that the last producer of the residual left; 0 when it was cuBLAS."""
 
     def __call__(self, ids: Tensor, context_lens: Tensor, slots: SlotTable) -> Tensor:
         """Launch a step of `ids [rows]`; return the logits `[rows, vocab]`, overwritten by the next step."""
         decoder, pdl = self._decoder, self._recipe.pdl
-        decode_plan(context_lens, self._plan, pdl=pdl)
+        self._attention.plan(context_lens)
         first = NormOut(decoder.blocks[0].attention_norm, self._scaled, self._all.squares)
         embedding(ids, decoder.embedding, self._residual, first, _EMBEDDING_TILES, pdl=pdl)
         self._tiles = _EMBEDDING_TILES
@@ -98,14 +96,8 @@ class DecodeStep:
 
     def _layer(self, i: int, block: Block, next_norm: Tensor, context_lens: Tensor, slots: SlotTable) -> None:
         recipe, attention, mlp = self._recipe, block.attention, block.mlp
-        rope, norm = self._rope, attention.qk_norm
-        if norm is not None:
-            rope = replace(rope, q_norm=norm.q_weight, k_norm=norm.k_weight, eps=norm.eps)
         self._from_residual(attention.qkv, block.attention_norm, recipe.qkv, self._qkv)
-        decode_attention(
-            self._qkv, self._pool[i], slots, context_lens, rope, self._heads, self._plan, self._scratch,
-            self._attended, tuning=recipe.attention, pdl=recipe.pdl,
-        )  # fmt: skip
+        self._attention(i, attention, self._qkv, context_lens, slots, self._attended)
         self._to_residual(self._attended, attention.out, recipe.out, block.mlp_norm)
         if isinstance(mlp, RoutedMlp):
             self._routed(mlp, block.mlp_norm)
@@ -115,7 +107,7 @@ class DecodeStep:
 
     def _routed(self, mlp: RoutedMlp, norm: Tensor) -> None:
         """Add the experts' output to the residual; no fused edges, and some small launches for the routing."""
-        rms_norm(self._residual, norm, self._normed, self._decoder.norm_eps, pdl=self._recipe.pdl)
+        self._norm(norm)
         routed = routed_experts(self._normed, *mlp.choose(self._normed), mlp.gate_up, mlp.down)
         if self._sums is None:
             self._residual.add_(routed)
@@ -125,16 +117,24 @@ class DecodeStep:
 
     def _from_residual(self, linear: Linear, norm: Tensor, shape: Product, out: Tensor, *, gated: bool = False) -> None:
         """Write the product of the normed residual into `out`."""
-        eps = self._decoder.norm_eps
+        assert not isinstance(shape, SplitDepth)
         if shape is not None and self._tiles:
-            norm_in = NormIn(self._all.squares, self._tiles, eps)
+            norm_in = NormIn(self._all.squares, self._tiles, self._decoder.norm_eps)
             self._gemm(self._scaled, linear, out, shape, gated=gated, norm_in=norm_in)
             return
-        rms_norm(self._residual, norm, self._normed, eps, pdl=self._recipe.pdl)
+        self._norm(norm)
         if shape is not None:
             self._gemm(self._normed, linear, out, shape, gated=gated)
         else:
             _matmul(self._normed, linear, out)
+
+    def _norm(self, weight: Tensor) -> None:
+        """Bring the residual up to date and write its norm."""
+        x, self._parts = self._parts, None
+        rms_norm(
+            self._residual if x is None else x, weight, self._normed, self._decoder.norm_eps,
+            residual=None if x is None else self._residual, pdl=self._recipe.pdl,
+        )  # fmt: skip
 
     def _gemm(  # noqa: PLR0913 - the edges of a product
         self, x: Tensor, linear: Linear, out: Tensor, shape: GemmShape | StreamShape, *, gated: bool = False,
@@ -146,19 +146,22 @@ class DecodeStep:
 
     def _gated(self, linear: Linear, norm: Tensor) -> None:
         shape = self._recipe.gate_up
-        if shape is not None:
+        if shape is not None and linear.bias is None:  # the products add a bias behind the activation
             self._from_residual(linear, norm, shape, self._inner, gated=True)
         else:
             self._from_residual(linear, norm, None, self._gate_up)
             swiglu(self._gate_up, self._inner, pdl=self._recipe.pdl)
 
     def _to_residual(self, x: Tensor, linear: Linear, shape: Product, next_norm: Tensor) -> None:
-        """Add the product of `x` to the residual."""
+        """Add the product of `x` to the residual, or leave it in parts for the norm behind to add."""
         if self._sums is not None:
             self._sum_to_residual(self._sums, x, linear, shape, next_norm)
             return
-        if shape is None:
-            torch.addmm(self._residual, x, linear.weight.t(), out=self._residual)
+        if shape is None or isinstance(shape, SplitDepth):
+            if shape is not None and shape.pays(len(x), linear.weight):
+                self._parts = _products_in_parts(x, linear.weight, shape.parts, self._all.split.partial)
+            else:
+                torch.addmm(self._residual, x, linear.weight.t(), out=self._residual)
             if linear.bias is not None:
                 self._residual.add_(linear.bias)
             self._tiles = 0
@@ -178,6 +181,18 @@ class DecodeStep:
             _matmul(x, linear, partial)
         norm_out = NormOut(next_norm, self._scaled, self._all.squares)
         self._tiles = sums.add(partial, self._residual, norm_out, pdl=self._recipe.pdl)
+
+
+def _products_in_parts(x: Tensor, weight: Tensor, parts: int, space: Tensor) -> Tensor:
+    """Return float32 `[parts, rows, n]` in `space`, whose sum is `x @ weight.T`."""
+    (rows, k), n = x.shape, weight.shape[0]
+    out = space[: parts * rows * n].view(parts, rows, n)
+    a, b = x.view(rows, parts, k // parts).transpose(0, 1), weight.view(n, parts, k // parts).permute(1, 2, 0)
+    if x.is_cuda:
+        torch.bmm(a, b, out_dtype=torch.float32, out=out)
+    else:
+        torch.bmm(a.float(), b.float(), out=out)
+    return out
 
 
 def _matmul(x: Tensor, linear: Linear, out: Tensor) -> None:

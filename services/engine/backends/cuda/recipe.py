@@ -13,8 +13,25 @@ from kernels.decode_attention import AttentionTuning
 from kernels.skinny_gemm import GemmShape
 from kernels.streamed_gemm import StreamShape
 
-Product = GemmShape | StreamShape | None
-"""A portable Triton product, the Hopper one, or cuBLAS."""
+
+@dataclass(frozen=True, slots=True)
+class SplitDepth:
+    """cuBLAS over `parts` of the depth at once, added up in float32 by the norm behind: for `out` and `down`.
+
+    Few output tiles leave most of a card idle; in parts of the depth there are as many more.
+    """
+
+    parts: int
+
+    def pays(self, rows: int, weight: torch.Tensor) -> bool:
+        """Whether the depth divides, and the tiles of all parts are on the card at once; `weight [width, depth]`."""
+        width, depth = weight.shape
+        tiles = -(-rows // 128) * -(-width // 128)
+        return depth % (8 * self.parts) == 0 and tiles * self.parts <= PROGRAMS // 2
+
+
+Product = GemmShape | StreamShape | SplitDepth | None
+"""A portable Triton product, the Hopper one, cuBLAS in parts, or cuBLAS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +51,7 @@ class DecodeRecipe:
 
 
 _PLAIN = DecodeRecipe(None, None, None, None, None)
-_CTAS = 264
+PROGRAMS = 264
 """Programs of decode attention that a card of 132 multiprocessors holds at once, at two each."""
 
 
@@ -49,9 +66,9 @@ def recipe_for(rows: int, num_kv_heads: int, dtype: torch.dtype, *, hopper: bool
     if dtype == torch.float32:  # twice the bytes of a token in shared memory
         return replace(recipe, attention=AttentionTuning(2, 4, 8), block_tokens=32)
     if rows > 64:
-        return recipe
+        return replace(recipe, out=SplitDepth(2), down=SplitDepth(2))
     block_b = max(16, 1 << (rows - 1).bit_length())
-    chosen = _products(recipe, block_b) if hopper else _portable(recipe, block_b)
+    chosen = _products(recipe, rows, block_b) if hopper else _portable(recipe, block_b)
     return chosen if num_ranks == 1 else _split(chosen, block_b, hopper=hopper)
 
 
@@ -60,28 +77,39 @@ def _attention(recipe: DecodeRecipe, rows: int, num_kv_heads: int) -> DecodeReci
 
     Measured with 8 KV heads; a rank with fewer has as many programs fewer a context, and cuts contexts finer.
     """
-    one_wave = -(-_CTAS // num_kv_heads)
+    one_wave = -(-PROGRAMS // num_kv_heads)
     if rows < 16:
         return replace(recipe, attention=AttentionTuning(3, 4, 8), block_tokens=64, target_items=one_wave,
                        min_split_blocks=max(2, rows))  # fmt: skip
-    if rows <= 32:
+    if rows <= 32 and rows * num_kv_heads <= PROGRAMS // 2:  # one a multiprocessor; one more would run behind the rest
         return replace(recipe, attention=AttentionTuning(3, 4, 8), block_tokens=128, target_items=one_wave,
                        min_split_blocks=num_kv_heads)  # fmt: skip
+    if rows <= 32:
+        return replace(recipe, attention=AttentionTuning(5, 4, 8), block_tokens=32, target_items=8 * one_wave,
+                       min_split_blocks=2 * num_kv_heads)  # fmt: skip
     if rows <= 64:
         return replace(recipe, attention=AttentionTuning(4, 4, 8), block_tokens=32, target_items=4 * one_wave,
                        min_split_blocks=4 * num_kv_heads)  # fmt: skip
-    return replace(recipe, attention=AttentionTuning(3, 4, 8), block_tokens=64, target_items=8 * one_wave,
-                   min_split_blocks=2 * num_kv_heads)  # fmt: skip
+    return replace(recipe, attention=AttentionTuning(4, 2, 8), block_tokens=32, target_items=8 * one_wave,
+                   min_split_blocks=4 * num_kv_heads)  # fmt: skip
 
 
-def _products(recipe: DecodeRecipe, block_b: int) -> DecodeRecipe:
+def _products(recipe: DecodeRecipe, rows: int, block_b: int) -> DecodeRecipe:
     if block_b <= 16:
         return replace(
             recipe,
-            qkv=StreamShape(64, block_b, 128, 1, 8),
+            qkv=StreamShape(64, block_b, 128, 1, 5 if rows < 16 else 8),
             out=StreamShape(64, block_b, 128, 2, 5),
             gate_up=StreamShape(64, block_b, 128, 1, 3),
             down=GemmShape(64, block_b, 128, 2, 6),
+        )
+    if block_b <= 32:
+        return replace(
+            recipe,
+            qkv=StreamShape(64, block_b, 128, 1, 6),
+            out=StreamShape(64, block_b, 64, 2, 8),
+            gate_up=StreamShape(64, block_b, 128, 1, 2),
+            down=StreamShape(64, block_b, 128, 2, 5),
         )
     return replace(
         recipe,

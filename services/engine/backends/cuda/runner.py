@@ -31,6 +31,7 @@ from services.engine.backends.cuda.prefill_step import PrefillStep, PromptAttent
 from services.engine.backends.cuda.rank_sums import open_rank_sums
 from services.engine.backends.cuda.recipe import recipe_for
 from services.engine.backends.cuda.result import DeviceResult, Waiting
+from services.engine.backends.cuda.row_draws import RowDraws
 from services.engine.backends.cuda.sampler import Draws, Logprobs, launch_draws, stage_draws
 from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
@@ -73,6 +74,8 @@ class CudaRunner:
         self._table = DeviceTable(rows, pool.shape[1] - 1, self.device)
         self._staging = Staging(2 * self._max_rows + _STAGING_INTS, self.device)
         self._ranks = ranks
+        self._vocab = decoder.vocab_size
+        self._row_draws = RowDraws(self._max_rows, self._vocab, self.device)
         self._prefill: PrefillGraphs | EagerPrefill
         self._graphs: DecodeGraphs | EagerDecode
         if isinstance(decoder, GenericDecoder):
@@ -91,8 +94,8 @@ class CudaRunner:
         rows, _ = self._stage_rows(batch.decode_rows, batch.context_lens)
         chunks = self._prefill.stage(batch) if batch.chunks else None
         writes = self._table.stage(batch.table_writes, staging)
-        decode_draws = self._stage_draws(batch, 0, n, greedy_done=True)
-        first_draws = self._stage_draws(batch, n, len(batch.samples), greedy_done=False)
+        decode_draws = self._row_draws.stage(batch, staging)
+        first_draws = stage_draws(batch.first_samples, n, self._vocab, staging, self.device)
         first_rows = self._stage_first_rows(batch)
         staging.send()
         for write in writes:
@@ -132,7 +135,6 @@ class CudaRunner:
 
     def _open_eager(self, decoder: GenericDecoder) -> None:
         """Nothing is captured: what a model's own modules do on the way may not be repeatable."""
-        self._vocab = decoder.vocab_size
         small = self.pool.dtype == torch.float32 or self._heads.head_dim > _WIDEST_FOR_LARGE_TILES
         tuning = _SMALL_TILES if small else PrefillTuning()
         log.info("decode and prompts: attention Triton over slots, all else the model's own modules, no graphs")
@@ -142,7 +144,6 @@ class CudaRunner:
         self._graphs = EagerDecode(step, self._table, rows, lens, self._vocab, self.pool.dtype)
 
     def _capture(self, decoder: Decoder) -> None:
-        self._vocab = decoder.vocab_size
         sums = open_rank_sums(self._ranks, decoder.embedding.shape[1], self._max_rows, self.pool.dtype, self.device)
         hopper = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device)[0] == 9
         half = self.pool.dtype in {torch.bfloat16, torch.float16}
@@ -180,16 +181,9 @@ class CudaRunner:
         rows, lens = self._staging.put(packed)[:, : self._max_rows]
         return rows, lens
 
-    def _stage_draws(self, batch: Batch, first: int, end: int, *, greedy_done: bool) -> Draws | None:
-        if first == end:
-            return None
-        samples = batch.samples[first:end]
-        return stage_draws(samples, first, self._vocab, self._staging, self.device, greedy_done=greedy_done)
-
     def _stage_first_rows(self, batch: Batch) -> Tensor | None:
         """Request rows of the samples that end a prompt; the padding row where nothing is decoded here."""
-        firsts = batch.samples[batch.num_decode_rows :]
-        rows = [self._table.padding_row if (row := s.sequence.row) is None else row for s in firsts]
+        rows = [self._table.padding_row if (row := s.sequence.row) is None else row for s in batch.first_samples]
         return self._staging.put(np.array(rows, np.int32)) if rows else None
 
     def _decode(self, n: int, rows: Tensor, draws: Draws | None) -> Logprobs | None:

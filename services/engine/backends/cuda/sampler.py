@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from kernels.sampling import SamplingRows, sample
-from services.common.request import TokenLogprob
+from services.common.request import SamplingParams, TokenLogprob
+from services.engine.arrays import Ints
 from services.engine.backends.cuda.clock import download
 from services.engine.backends.cuda.staging import Staging
 from services.engine.batch import Sample
 from services.engine.masks import Masks, masks_of
-from services.engine.noise import noise_keys
+from services.engine.noise import Keys, noise_keys
 from services.engine.sampling_rules import SequenceRules, note_drawn, rules_of
 
 
@@ -56,51 +57,76 @@ class Draws:
     """Of the edited rows; being made."""
 
 
-def stage_draws(
-    samples: list[Sample], first: int, vocab: int, staging: Staging, device: torch.device, *, greedy_done: bool
-) -> Draws | None:
+FIELDS = 4
+"""Lines of `fields_of`."""
+
+
+def stage_draws(samples: list[Sample], first: int, vocab: int, staging: Staging, device: torch.device) -> Draws | None:
     """Pack what `samples` need; sample i draws output i.
 
-    Their logits are a matrix of their own, whose row 0 is row `first` of the batch's. `greedy_done`: plain greedy ones
-    have their tokens already.
+    Their logits are a matrix of their own, whose row 0 is row `first` of the batch's.
     """
-    direct: list[tuple[SequenceRules, int, int, int]] = []
-    edited: list[tuple[SequenceRules, int, int, int]] = []
+    if not samples:
+        return None
+    direct: list[tuple[SequenceRules, int, int]] = []
+    edits: list[tuple[SequenceRules, int, int]] = []
     for i, one in enumerate(samples):
         rules = rules_of(one.sequence, vocab, device)
-        if greedy_done and rules.always_plain:
-            continue
-        if rules.edits(one.position) or rules.params.num_logprobs is not None:
-            edited.append((rules, one.position, one.logits_row - first, i))
-        elif not (greedy_done and rules.params.temperature == 0):
-            direct.append((rules, one.position, one.logits_row - first, i))
-    if not direct and not edited:
-        return None
+        edited = rules.edits(one.position) or rules.params.num_logprobs is not None
+        (edits if edited else direct).append((rules, one.position, i))
+    sources = [one.logits_row - first for one in samples]
+    drawn = None
+    if direct:
+        targets = np.array([i for *_, i in direct], np.int32)
+        fields = fields_of([rules.params for rules, *_ in direct])
+        drawn = pack_rows(fields, _keys_of(direct), np.array(sources, np.int32)[targets], targets, staging)
+    return edited_draws(edits, [sources[i] for *_, i in edits], drawn, first, staging, vocab, device)
+
+
+def edited_draws(
+    edits: list[tuple[SequenceRules, int, int]], sources: list[int], direct: SamplingRows | None, first: int,
+    staging: Staging, vocab: int, device: torch.device,
+) -> Draws | None:  # fmt: skip
+    """Pack the rows of logits to copy and edit: `(rules, output position, output)`, each copied from its row in
+    `sources`; return them beside `direct`, or None where there is nothing to draw."""
+    if not edits:
+        return None if direct is None else Draws(direct, None, None, [], first, None)
+    outputs = np.array([i for *_, i in edits], np.int32)
+    each = np.arange(len(edits), dtype=np.int32)
     return Draws(
-        direct=_rows(direct, [row for _, _, row, _ in direct], staging) if direct else None,
-        edited=_rows(edited, list(range(len(edited))), staging) if edited else None,
-        edited_rows=staging.put(np.array([row for _, _, row, _ in edited], np.int32)) if edited else None,
-        edits=[(rules, position, i) for rules, position, _, i in edited],
+        direct=direct,
+        edited=pack_rows(fields_of([rules.params for rules, *_ in edits]), _keys_of(edits), each, outputs, staging),
+        edited_rows=staging.put(np.array(sources, np.int32)),
+        edits=edits,
         first=first,
-        masks=masks_of([rules.matcher for rules, *_ in edited], vocab, device),
+        masks=masks_of([rules.matcher for rules, *_ in edits], vocab, device),
     )
 
 
-def _rows(draws: list[tuple[SequenceRules, int, int, int]], sources: list[int], staging: Staging) -> SamplingRows:
-    """Pack `n` draws into one array, a field a line."""
-    n = len(draws)
-    fields = np.zeros((8, -(-n // 4) * 4), np.int32)  # lines of whole 16 bytes
-    params = [rules.params for rules, *_ in draws]
-    fields[:3, :n] = np.array([(p.temperature, p.top_p, p.min_p) for p in params], np.float32).T.view(np.int32)
-    fields[3, :n] = [p.top_k for p in params]
-    keys = noise_keys(
+def fields_of(params: list[SamplingParams]) -> Ints:
+    """Return `[FIELDS, n]`: the bits of temperature, top-p and min-p, and top-k."""
+    fields = np.empty((FIELDS, len(params)), np.int32)
+    fields[:3] = np.array([(p.temperature, p.top_p, p.min_p) for p in params], np.float32).T.view(np.int32)
+    fields[3] = [p.top_k for p in params]
+    return fields
+
+
+def _keys_of(draws: list[tuple[SequenceRules, int, int]]) -> Keys:
+    return noise_keys(
         np.array([rules.sequence_key for rules, *_ in draws], np.uint64),
-        np.array([position for _, position, *_ in draws], np.uint64),
+        np.array([position for _, position, _ in draws], np.uint64),
     )
-    fields[4:6, :n] = keys.view(np.int32).reshape(n, 2).T  # little-endian: the low half comes first
-    fields[6, :n] = sources
-    fields[7, :n] = [i for *_, i in draws]
-    temperature, top_p, min_p, top_k, low, high, source, target = staging.put(fields)[:, :n]
+
+
+def pack_rows(fields: Ints, keys: Keys, sources: Ints, targets: Ints, staging: Staging) -> SamplingRows:
+    """Pack `n` draws into one array, a field a line: draw i from row `sources[i]` to output `targets[i]`."""
+    n = len(keys)
+    lines = np.zeros((FIELDS + 4, -(-n // 4) * 4), np.int32)  # lines of whole 16 bytes
+    lines[:FIELDS, :n] = fields
+    lines[FIELDS : FIELDS + 2, :n] = keys.view(np.int32).reshape(n, 2).T  # little-endian: the low half comes first
+    lines[FIELDS + 2, :n] = sources
+    lines[FIELDS + 3, :n] = targets
+    temperature, top_p, min_p, top_k, low, high, source, target = staging.put(lines)[:, :n]
     return SamplingRows(
         temperature=temperature.view(torch.float32), top_k=top_k, top_p=top_p.view(torch.float32),
         min_p=min_p.view(torch.float32), key_low=low, key_high=high, source=source, target=target,

@@ -22,6 +22,7 @@ class Staging:
     """Owned by the backend: `begin`, `put` for each array, `send`, then the launches that read them."""
 
     def __init__(self, num_ints: int, device: torch.device) -> None:
+        self._size = num_ints  # the length of a tensor costs ten times as much to ask for
         self._device_ints = torch.zeros(num_ints, dtype=torch.int32, device=device)
         self._blocks = [pinned(num_ints, device) for _ in range(_BLOCKS)]
         self._views: list[Ints] = [block.numpy() for block in self._blocks]
@@ -44,7 +45,7 @@ class Staging:
         does not fit is copied alone.
         """
         n, start = values.size, self._used
-        if start + n > len(self._device_ints):
+        if start + n > self._size:
             return upload(torch.from_numpy(np.ascontiguousarray(values)), self._device_ints.device)
         self._views[self._turn][start : start + n] = values.reshape(-1)
         self._used = start + -(-n // _ALIGN_INTS) * _ALIGN_INTS
@@ -52,6 +53,6 @@ class Staging:
 
     def send(self) -> None:
         """Launch the copy."""
-        n = min(self._used, len(self._device_ints))
+        n = min(self._used, self._size)
         self._device_ints[:n].copy_(self._blocks[self._turn][:n], non_blocking=True)
         self._marks[self._turn] = Mark(self._device_ints.device)

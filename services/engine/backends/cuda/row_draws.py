@@ -1,0 +1,74 @@
+"""How decode rows are sampled, as arrays by request row: a step over hundreds of rows packs them without a loop.
+
+A row's parameters are read once, when a sequence is first seen in it. Only rows whose logits may have to be edited, or
+whose log-probabilities are asked for, are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import torch
+
+from services.engine.arrays import Ints
+from services.engine.backends.cuda.sampler import FIELDS, Draws, edited_draws, fields_of, pack_rows
+from services.engine.backends.cuda.staging import Staging
+from services.engine.batch import Batch
+from services.engine.jobs import Sequence
+from services.engine.noise import noise_keys
+from services.engine.sampling_rules import SequenceRules, rules_of
+
+
+class _Kind(IntEnum):
+    """PLAIN: the argmax, which the decode graph has found; DIRECT: drawn from the logits; SPECIAL: ask its rules."""
+
+    PLAIN = 0
+    DIRECT = 1
+    SPECIAL = 2
+
+
+class RowDraws:
+    """Owned by the runner; remembers the last sequence of each request row."""
+
+    def __init__(self, num_rows: int, vocab: int, device: torch.device) -> None:
+        self._vocab, self._device = vocab, device
+        self._seen: list[Sequence | None] = [None] * num_rows
+        self._kinds = np.zeros(num_rows, np.int8)
+        self._fields: Ints = np.zeros((FIELDS, num_rows), np.int32)
+        self._keys = np.zeros(num_rows, np.uint64)
+
+    def stage(self, batch: Batch, staging: Staging) -> Draws | None:
+        """Pack what the batch's decode rows need beyond the argmax; sample i draws output i from row i."""
+        rows = batch.decode_rows
+        for row, sequence in zip(rows.tolist(), batch.sequences, strict=True):
+            if self._seen[row] is not sequence:
+                self._learn(row, sequence)
+        kinds = self._kinds[rows]
+        if not kinds.any():
+            return None
+        edits: list[tuple[SequenceRules, int, int]] = []
+        for i in np.flatnonzero(kinds == _Kind.SPECIAL).tolist():
+            rules, position = rules_of(batch.sequences[i], self._vocab, self._device), int(batch.output_positions[i])
+            if rules.edits(position) or rules.params.num_logprobs is not None:
+                edits.append((rules, position, i))
+            else:
+                kinds[i] = _Kind.PLAIN if rules.params.temperature == 0 else _Kind.DIRECT
+        direct = np.flatnonzero(kinds == _Kind.DIRECT).astype(np.int32)
+        drawn = None
+        if len(direct):
+            keys = noise_keys(self._keys[rows[direct]], batch.output_positions[direct].astype(np.uint64))
+            drawn = pack_rows(self._fields[:, rows[direct]], keys, direct, direct, staging)
+        return edited_draws(edits, [i for *_, i in edits], drawn, 0, staging, self._vocab, self._device)
+
+    def _learn(self, row: int, sequence: Sequence) -> None:
+        rules = rules_of(sequence, self._vocab, self._device)
+        if rules.always_plain:
+            kind = _Kind.PLAIN
+        elif rules.may_edit or rules.params.num_logprobs is not None:
+            kind = _Kind.SPECIAL
+        else:
+            kind = _Kind.DIRECT
+        self._seen[row], self._kinds[row] = sequence, kind
+        self._fields[:, row] = fields_of([rules.params])[:, 0]
+        self._keys[row] = rules.sequence_key

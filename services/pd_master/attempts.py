@@ -55,6 +55,10 @@ from services.pd_master.recovery import (
 from services.pd_master.timers import Timers
 
 _MISSES = 2
+"""Heartbeats that may leave out an attempt before it is lost (R8)."""
+_MISSES_UNHEARD = 10
+"""The same before the worker has said anything of it: in a burst its Submit waits in the stream behind others, and a
+second attempt would only lengthen the queue. One that was lost with its session is named, unknown, by the next one."""
 _TIMERS_A_REQUEST, _SPARE_TIMERS = 4, 4096
 """Requests end long before their deadlines: beyond so many timers most are of requests that are over."""
 HANDOVER_LEAD_S = 10.0
@@ -298,7 +302,7 @@ class Attempts:
 
     def _missed(self, attempt: MasterAttempt, worker: WorkerRef, now: float) -> None:
         misses = attempt.misses[worker] = attempt.misses.get(worker, 0) + 1
-        if misses < _MISSES:
+        if misses < (_MISSES_UNHEARD if attempt.stage is Stage.SENT else _MISSES):
             return
         if self._may_be_done(attempt, worker):
             self._index.prefill_done(attempt)

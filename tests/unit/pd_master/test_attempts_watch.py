@@ -31,6 +31,16 @@ def test_attempt_left_out_of_two_heartbeats_is_tried_anew() -> None:
     assert [one.key for one in bench.take(Submit)] == [K2]
 
 
+def test_attempt_that_the_worker_has_said_nothing_of_is_given_time_to_arrive() -> None:
+    bench = Bench()
+    bench.take(Submit)
+    for _ in range(9):
+        bench.beat(P0)
+    assert bench.take(Submit) == []
+    bench.beat(P0)
+    assert [one.key for one in bench.take(Submit)] == [K2]
+
+
 def test_attempt_nobody_believes_in_is_ended_where_it_is_held() -> None:
     bench = Bench()
     bench.beat(D1, AttemptKey("other", 1))

@@ -13,40 +13,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from dataclasses import replace
-from itertools import pairwise
+import time
 from pathlib import Path
 
-import httpx
-
-from bench.replay.client import Asked, Play, play, started
+from bench.replay.client import Asked
+from bench.replay.players import play_all, stories_of
 from bench.simulate import table
 from bench.simulate.figures import Figures, Slo
 from bench.simulate.measure import summary
-from bench.simulate.story import Story
 from bench.simulate.sweep import Line
 from bench.simulate.trace import Arrival, read_trace, scaled, shortened
 
 
 async def replay(arrivals: list[Arrival], asked: Asked, slo: Slo, timeout_s: float) -> Figures:
     """Play all arrivals and wait for the last."""
-    limit = asked.max_new_tokens
-    stories = [Story(n, arrival, limit or arrival.output_tokens) for n, arrival in enumerate(arrivals)]
-    gaps: list[tuple[float, int]] = []
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    clock = started()
-    async with httpx.AsyncClient(timeout=timeout_s, limits=limits) as client:
-
-        async def one(story: Story) -> None:
-            await asyncio.sleep(max(story.arrival.at_s - clock(), 0.0))
-            came: list[float] = []
-            tokens = await play(client, story, asked, Play(clock, came.append))
-            gaps.extend((later - earlier, 1) for earlier, later in pairwise(came))
-            story.arrival = replace(story.arrival, output_tokens=tokens or story.arrival.output_tokens)
-
-        async with asyncio.TaskGroup() as group:
-            for story in stories:
-                group.create_task(one(story))
+    stories = stories_of(arrivals, asked)
+    gaps = await play_all(stories, asked, timeout_s, time.perf_counter())
     for why in sorted({story.refused for story in stories if story.refused})[:5]:
         print(f"refused: {why}")
     return summary(stories, gaps, slo)

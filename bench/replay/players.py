@@ -20,6 +20,12 @@ _START_S = 3.0
 """Until every client process has imported what it needs."""
 
 
+def stories_of(arrivals: list[Arrival], asked: Asked) -> list[Story]:
+    """One for each arrival, nothing told yet."""
+    limit = asked.max_new_tokens
+    return [Story(n, arrival, limit or arrival.output_tokens) for n, arrival in enumerate(arrivals)]
+
+
 async def play_all(stories: list[Story], asked: Asked, timeout_s: float, start_s: float) -> Gaps:
     """Send each request when its time after `start_s` (of the monotonic clock) has come; write the stories.
 
@@ -47,8 +53,7 @@ async def play_all(stories: list[Story], asked: Asked, timeout_s: float, start_s
 
 def played(arrivals: list[Arrival], asked: Asked, timeout_s: float, processes: int) -> tuple[list[Story], Gaps]:
     """Play all arrivals from so many processes, and wait for the last; stories in the arrivals' order."""
-    limit = asked.max_new_tokens
-    stories = [Story(n, arrival, limit or arrival.output_tokens) for n, arrival in enumerate(arrivals)]
+    stories = stories_of(arrivals, asked)
     start_s = time.perf_counter() + _START_S
     shares = [stories[first::processes] for first in range(processes)]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:

@@ -38,6 +38,10 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: bytes
     """[n, k] float32."""
 
+    def __repr__(self) -> str:
+        """Without the numbers, which may be many."""
+        return f"PromptLogprobs(first={self.first}, end={self.end}, num_top={self.num_top})"
+
     @property
     def end(self) -> int:
         """Prompt position behind the last of them."""

@@ -22,6 +22,10 @@ class ResultHandler:
         state = self._state
         at = len(state.events)  # what ends is said after the tokens that ended it
         logprobs = result.logprobs()
+        # First: a job that ends with its first token is over once that has been handled.
+        scores = [
+            (each.scored.job.job_id, each.packed()) for each in result.prompt_scores() if not each.scored.job.is_over
+        ]
         outputs: list[SequenceOutput] = []
         ids = result.token_ids()
         sequences = [*batch.sequences, *(sample.sequence for sample in batch.first_samples)]
@@ -36,9 +40,6 @@ class ResultHandler:
                 outputs.append(self._output(sequence, token_id, logprobs.get(i)))
             else:  # the rule, hundreds of times a step
                 outputs.append(SequenceOutput(job.job_id, sequence.choice, index, [token_id]))
-        scores = [
-            (each.scored.job.job_id, each.packed()) for each in result.prompt_scores() if not each.scored.job.is_over
-        ]
         done = StepDone(
             step=batch.step,
             outputs=outputs,

@@ -105,10 +105,12 @@ class WorkerService:
             while self._inputs:
                 for effect in self._inputs.popleft()(time.monotonic()):
                     self._apply(effect)
-            self._busy = False
+        except Exception:
+            log.exception("the protocol's core failed")  # here: not every one who hands in would tell
+            self.broken.set()
+            raise
         finally:
-            if self._busy:  # it raised: whoever handed in has the traceback
-                self.broken.set()
+            self._busy = False
         if self._status.draining and self._is_idle():
             self.drained.set()
 

@@ -84,6 +84,13 @@ def test_choices_share_what_is_said_of_their_prompt(llama: Path) -> None:
     assert_exact(llama, prompt, scores_of(driver, admit.job_id, len(prompt)))
 
 
+def test_they_are_said_of_a_job_that_ends_with_its_first_token(llama: Path) -> None:
+    driver, prompt = Driver(llama), prompt_of(30)
+    admit = driver.admit(prompt, 1, sampling=asked())
+    driver.run(admit)
+    assert_exact(llama, prompt, scores_of(driver, admit.job_id, len(prompt)))
+
+
 def test_a_prompt_of_one_token_has_none(llama: Path) -> None:
     driver = Driver(llama)
     admit = driver.admit((5,), 2, sampling=asked())

@@ -134,6 +134,8 @@ class Cluster:
     decode: int = 1
     worker_options: list[str] = field(default_factory=list)
     gateway_options: list[str] = field(default_factory=list)
+    local_prefill_tokens: int = 0
+    """Every prompt goes the whole way, unless a test is about the short cut."""
     own_options: dict[str, list[str]] = field(default_factory=dict)
     """By the worker's name, such as "decode-1"."""
     processes: dict[str, Process] = field(default_factory=dict)
@@ -155,7 +157,8 @@ class Cluster:
             )
         self.grpc_port, self.http_port = next(ports), next(ports)
         workers = ["--workers", ",".join(addresses)]
-        self._add("pd-master", "pd-master", self.grpc_port, self.http_port, [*workers, *self.gateway_options])
+        options = [*workers, "--local-prefill-tokens", str(self.local_prefill_tokens), *self.gateway_options]
+        self._add("pd-master", "pd-master", self.grpc_port, self.http_port, options)
 
     @property
     def url(self) -> str:

@@ -1,6 +1,7 @@
 """A gateway process between real clients and workers whose engines are fakes, so that every answer is known."""
 
 import asyncio
+import contextlib
 import functools
 import os
 import subprocess
@@ -21,7 +22,7 @@ from services.pd_master.model_text import ModelText
 from sluice.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.fakes.tokens import fake_output
 from tests.fakes.workers import DEMO
-from tests.integration.api.gateway import DECODE, PREFILL, SLOW_DECODE, Served, gateway, served
+from tests.integration.api.gateway import DECODE, PREFILL, SLOW_DECODE, GatewayProcess, Served, gateway, served
 
 pytestmark = [pytest.mark.demo_model, pytest.mark.asyncio(loop_scope="module")]
 
@@ -165,16 +166,25 @@ async def test_the_example_client_prints_a_chat(shared: Served) -> None:
 
 async def test_every_series_of_the_gateway_moves(shared: Served) -> None:
     gate, _ = shared
-    await gate.chat("hello", max_tokens=10)
-    await gate.chat("hello", max_tokens=10)  # its prefix is cached now
+    for _ in range(2):  # its prefix is cached the second time, and long enough for a block of the account
+        await gate.chat("hello " * 80, max_tokens=10)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{gate.grpc_port}") as channel:
         await gateway_pb2_grpc.GatewayServiceStub(channel).ListModels(gateway_pb2.ListModelsRequest())
     stream = await gate.openai.chat.completions.create(model="demo", messages=ASK, stream=True, max_tokens=4000)
     await anext(aiter(stream))
+    await until_all_move(gate)
     values = totals((await gate.http.get("/metrics")).text)
     await stream.close()
     assert [name for name, value in values.items() if value == 0] == []
     assert "sluice_gateway_stage_seconds_count" in values
+
+
+async def until_all_move(gate: GatewayProcess) -> None:
+    """What workers tell comes with their heartbeats, each second."""
+    with contextlib.suppress(TimeoutError):  # what never moves is named by the test itself
+        async with asyncio.timeout(5):
+            while 0 in totals((await gate.http.get("/metrics")).text).values():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
 
 def totals(exposition: str) -> dict[str, float]:

@@ -83,3 +83,5 @@ async def _refused(running: Running) -> None:
                 await client.get(f"http://127.0.0.1:{running.front.http_port}/health")
         except httpx.ConnectError:
             return
+        except httpx.TransportError:
+            continue  # it was in the listener's queue when that closed

@@ -49,7 +49,7 @@ from services.common.peer_messages import (
 from services.decode.reservation import NOBODY, Reservation, State
 from services.router.work import WorkKind
 from services.worker.jobs import GivenUp, JobEvent
-from services.worker.protocol.attempt import OpenLog, wanted_scores
+from services.worker.protocol.attempt import OpenLog
 from services.worker.protocol.computing import Computing
 from services.worker.protocol.core import DEFAULT_TIMES, ProtocolCore
 from services.worker.protocol.decoding import Decoding
@@ -101,19 +101,7 @@ class DecodeReservations(ProtocolCore[Reservation]):
         if submit.decode is not None:
             self._refuse(ref, submit.key, RefusalReason.NOT_READY, "a decode worker hands nothing over")
             return
-        one = Reservation(
-            submit.key,
-            ref,
-            submit.request,
-            submit.choices,
-            submit.output_ids,
-            arrival_s=now - submit.age_s,
-            scores=wanted_scores(submit),
-            peer=NOBODY,
-            job_id=0,
-            lease_until=0.0,
-            state=State.JOINED,
-        )
+        one = Reservation.of_submit(ref, submit, now, peer=NOBODY, job_id=0, lease_until=0.0, state=State.JOINED)
         self._computing.submit(one, now)
 
     # --------------------------------------------------------------------------------------------------- from prefill

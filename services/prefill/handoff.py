@@ -53,7 +53,7 @@ from services.prefill.handoff_attempt import Compute, HandoffAttempt, Placement
 from services.prefill.placements import Placements
 from services.router.work import WorkKind
 from services.worker.jobs import GivenUp, JobEvent, PromptPart, ReserveFirst
-from services.worker.protocol.attempt import OpenLog, wanted_scores
+from services.worker.protocol.attempt import OpenLog
 from services.worker.protocol.core import DEFAULT_TIMES, ProtocolCore
 from services.worker.protocol.effects import (
     Effect,
@@ -120,21 +120,11 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
 
     def _queue(self, ref: MasterRef, submit: Submit, decode: Peer, now: float) -> None:
         job_id = self._new_id()
-        one = HandoffAttempt(
-            submit.key,
-            ref,
-            submit.request,
-            submit.choices,
-            submit.output_ids,
-            arrival_s=now - submit.age_s,
-            scores=wanted_scores(submit),
-            decode=decode,
-            job_id=job_id,
-        )
+        one = HandoffAttempt.of_submit(ref, submit, now, decode=decode, job_id=job_id)
         self._masters.add(one, now)
         self._by_job[job_id] = one
         self._masters.tell(one, Queued(one.key))
-        admit = one.admit_command(self._eos_token_ids)
+        admit = one.admit(job_id, self._eos_token_ids, hand_over=True)
         self._emit(StartJob(one.work(job_id, WorkKind.PREFILL), admit, one.request.traceparent))
 
     def _redirect(self, ref: MasterRef, redirect: Redirect, now: float) -> None:

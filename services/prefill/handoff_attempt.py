@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from services.common import ipc
 from services.common.messages import Peer
 from services.common.peer_messages import FirstToken, Handover, Reserve
-from services.worker.protocol.attempt import Attempt, engine_stop
+from services.worker.protocol.attempt import Attempt
 
 
 class Compute(enum.Enum):
@@ -48,21 +48,6 @@ class HandoffAttempt(Attempt):
     def is_waiting_for_peer(self) -> bool:
         """Whether the decode worker is asked for, or has promised, room."""
         return self.compute is not Compute.GONE and self.placement in {Placement.ASKED, Placement.GRANTED}
-
-    def admit_command(self, eos_token_ids: tuple[int, ...]) -> ipc.Admit:
-        """What the engine computes."""
-        request = self.request
-        return ipc.Admit(
-            job_id=self.job_id,
-            key=self.key,
-            prompt_ids=ipc.pack_ids(request.prompt_ids),
-            sampling=self.sampling,
-            stop=engine_stop(request, eos_token_ids),
-            arrival=self.arrival_s,
-            output_ids=ipc.pack_ids(self.output_ids),
-            choices=self.choices,
-            hand_over=True,
-        )
 
     def place_command(self) -> ipc.Place:
         """Where the engine pushes."""

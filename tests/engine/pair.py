@@ -73,6 +73,25 @@ class Pair:
         )
         assert self.prefill.wait(ipc.PeerProven).peer_id == config.worker_id
 
+    def abort_on_both(self, admit: ipc.Admit) -> None:
+        """End it on both engines; each says so."""
+        for engine in (self.prefill, self.decode):
+            engine.send(ipc.Abort(admit.job_id))
+            engine.wait(ipc.Ended, lambda event: event.job_id == admit.job_id)
+
+    def fails_unreserved(self, admit: ipc.Admit) -> None:
+        """Push what the decode engine has promised no room for: it fails once, and the job stays until it is ended."""
+        self.prefill.send(admit)
+        self.place(admit, 0)
+        failed = self.prefill.wait(ipc.TransferFailed)
+        assert (failed.job_id, failed.kind) == (admit.job_id, "refused")
+        self.prefill.send(ipc.CheckIntegrity(1))
+        integrity = self.prefill.wait(ipc.Integrity)
+        assert (integrity.problems, integrity.num_jobs) == ([], 1)
+        self.prefill.send(ipc.Abort(admit.job_id))
+        self.prefill.wait(ipc.Ended)
+        assert sum(event == failed for event in self.prefill.events) == 1
+
 
 @contextmanager
 def connected_pair(model: Path, folder: Path) -> Iterator[Pair]:

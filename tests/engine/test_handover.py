@@ -76,21 +76,11 @@ def test_an_abort_before_the_join_leaves_nothing(pair: Pair) -> None:
     pair.prefill.send(admit)
     pair.place(admit, pair.reserve(admit).cached_tokens)
     pair.first_tokens(admit)
-    for engine in (pair.prefill, pair.decode):
-        engine.send(ipc.Abort(admit.job_id))
-        engine.wait(ipc.Ended, lambda event: event.job_id == admit.job_id)
+    pair.abort_on_both(admit)
     pair.check()
 
 
 def test_kv_that_nobody_reserved_fails_the_push_and_stays_held(pair: Pair) -> None:
     admit = pair.admit(prompt_of(60, seed=11), 9)
-    pair.prefill.send(admit)
-    pair.place(admit, 0)
-    failed = pair.prefill.wait(ipc.TransferFailed)
-    assert (failed.job_id, failed.kind) == (admit.job_id, "refused")
-    pair.prefill.send(ipc.CheckIntegrity(1))
-    integrity = pair.prefill.wait(ipc.Integrity)
-    assert (integrity.problems, integrity.num_jobs) == ([], 1)
-    pair.prefill.send(ipc.Abort(admit.job_id))
-    pair.prefill.wait(ipc.Ended)
+    pair.fails_unreserved(admit)
     pair.check()

@@ -88,25 +88,14 @@ def test_an_abort_in_the_middle_of_a_transfer_leaves_nothing_on_any_rank(
     pair.prefill.send(admit)
     pair.place(admit, pair.reserve(admit).cached_tokens)
     pair.prefill.wait(ipc.StepDone)
-    for engine in (pair.prefill, pair.decode):
-        engine.send(ipc.Abort(admit.job_id))
-        engine.wait(ipc.Ended, lambda event: event.job_id == admit.job_id)
+    pair.abort_on_both(admit)
     pair.check()
 
 
 def test_kv_that_nobody_reserved_fails_once_and_stays_held(pairs: dict[tuple[int, int], Pair]) -> None:
     pair = pairs[2, 2]
     admit = pair.admit(words(60, seed=4), 9)
-    pair.prefill.send(admit)
-    pair.place(admit, 0)
-    failed = pair.prefill.wait(ipc.TransferFailed)
-    assert (failed.job_id, failed.kind) == (admit.job_id, "refused")
-    pair.prefill.send(ipc.CheckIntegrity(1))
-    integrity = pair.prefill.wait(ipc.Integrity)
-    assert (integrity.problems, integrity.num_jobs) == ([], 1)
-    pair.prefill.send(ipc.Abort(admit.job_id))
-    pair.prefill.wait(ipc.Ended)
-    assert sum(event == failed for event in pair.prefill.events) == 1
+    pair.fails_unreserved(admit)
     pair.check()
 
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import msgspec
 
-from services.common.ipc import AttemptKey, EngineStop
+from services.common.ipc import Admit, AttemptKey, EngineStop, pack_ids
 from services.common.messages import AttemptEvent, MasterRef, Submit
 from services.common.prompt_logprobs import PromptScores
 from services.common.request import Request, SamplingParams
@@ -41,6 +42,22 @@ class Attempt:
     missed: int = 0
     """How often in a row its master did not name it (R8)."""
 
+    @classmethod
+    def of_submit(cls, ref: MasterRef, submit: Submit, now: float, **own: Any) -> Self:
+        """What a master sent; `own`: the fields of this role."""
+        request, num_top = submit.request, submit.request.sampling.num_prompt_logprobs
+        scored = None if num_top is None or not submit.score_prompt else PromptScores(len(request.prompt_ids), num_top)
+        return cls(
+            submit.key,
+            ref,
+            request,
+            submit.choices,
+            submit.output_ids,
+            arrival_s=now - submit.age_s,
+            scores=scored,
+            **own,
+        )
+
     @property
     def num_tokens(self) -> int:
         """Tokens whose KV is needed before the next one is sampled."""
@@ -53,6 +70,20 @@ class Attempt:
         if params.num_prompt_logprobs is None or (self.scores is not None and not self.scores.is_complete):
             return params
         return msgspec.structs.replace(params, num_prompt_logprobs=None)
+
+    def admit(self, job_id: int, eos_token_ids: tuple[int, ...], *, hand_over: bool = False) -> Admit:
+        """What an engine here computes; `hand_over`: others decode it."""
+        return Admit(
+            job_id=job_id,
+            key=self.key,
+            prompt_ids=pack_ids(self.request.prompt_ids),
+            sampling=self.sampling,
+            stop=engine_stop(self.request, eos_token_ids),
+            arrival=self.arrival_s,
+            output_ids=pack_ids(self.output_ids),
+            choices=self.choices,
+            hand_over=hand_over,
+        )
 
     def open_log(self, choice: int, open_log: OpenLog) -> OutputLog:
         """The choice's log, opened when it is first needed: replaying earlier output costs time."""
@@ -87,21 +118,6 @@ class Attempt:
             evidence_key=request.caller,
             queue_deadline_s=self.arrival_s + budget_s,
         )
-
-
-def wanted_scores(submit: Submit) -> PromptScores | None:
-    """Where a new attempt's prompt's log-probabilities gather."""
-    request = submit.request
-    num_top = request.sampling.num_prompt_logprobs
-    return PromptScores(len(request.prompt_ids), num_top) if submit.score_prompt and num_top is not None else None
-
-
-def submitted(ref: MasterRef, submit: Submit, now: float) -> Attempt:
-    """An attempt of a master that is computed and decoded by the same worker."""
-    arrival_s, scores = now - submit.age_s, wanted_scores(submit)
-    return Attempt(
-        submit.key, ref, submit.request, submit.choices, submit.output_ids, arrival_s=arrival_s, scores=scores
-    )
 
 
 def engine_stop(request: Request, eos_token_ids: tuple[int, ...]) -> EngineStop:

@@ -11,7 +11,6 @@ from services.common import ipc
 from services.common.messages import Failed, FailureCause, Prefilling, Queued, RefusalReason, Refused
 from services.router.work import WorkKind
 from services.worker.jobs import GivenUp, JobEvent
-from services.worker.protocol.attempt import engine_stop
 from services.worker.protocol.decoding import Decoding
 from services.worker.protocol.effects import Effect, EndJob, StartJob
 from services.worker.protocol.masters import A, Masters
@@ -45,20 +44,8 @@ class Computing(Generic[A]):
         self._masters.add(one, now)
         self._by_job[job_id] = one
         self._masters.tell(one, Queued(one.key))
-        self._emit(StartJob(one.work(job_id, WorkKind.LOCAL), self._admit(one, job_id), one.request.traceparent))
-
-    def _admit(self, one: A, job_id: int) -> ipc.Admit:
-        request = one.request
-        return ipc.Admit(
-            job_id=job_id,
-            key=one.key,
-            prompt_ids=ipc.pack_ids(request.prompt_ids),
-            sampling=one.sampling,
-            stop=engine_stop(request, self._eos_token_ids),
-            arrival=one.arrival_s,
-            output_ids=ipc.pack_ids(one.output_ids),
-            choices=one.choices,
-        )
+        admit = one.admit(job_id, self._eos_token_ids)
+        self._emit(StartJob(one.work(job_id, WorkKind.LOCAL), admit, one.request.traceparent))
 
     def takes(self, event: JobEvent) -> bool:
         """Whether the event is about one that waits here; then it has been dealt with."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from services.common.messages import Abort, MasterMessage, MasterRef, Reconcile, Submit
 from services.worker.jobs import JobEvent
-from services.worker.protocol.attempt import Attempt, OpenLog, submitted
+from services.worker.protocol.attempt import Attempt, OpenLog
 from services.worker.protocol.computing import Computing
 from services.worker.protocol.core import DEFAULT_TIMES, ProtocolCore
 from services.worker.protocol.decoding import Decoding
@@ -50,7 +50,7 @@ class LocalAttempts(ProtocolCore[Attempt]):
 
     def _submit(self, ref: MasterRef, submit: Submit, now: float) -> None:
         if self._is_new(ref, submit):
-            self._computing.submit(submitted(ref, submit, now), now)
+            self._computing.submit(Attempt.of_submit(ref, submit, now), now)
 
     def job_event(self, event: JobEvent, now: float) -> list[Effect]:  # noqa: ARG002 - the cores are alike
         """One event of the engine or the Router, in their order. Those of forgotten jobs have no effect."""

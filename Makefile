@@ -73,7 +73,7 @@ run: setup ## start pd_master, prefill and decode workers on this machine; optio
 	@exec $(BIN)/sluice up $(ARGS)
 
 test: setup ## run every test that needs no GPU; options in ARGS="..."
-	@$(BIN)/sluice fetch-demo-model
+	@env -u SLUICE_URL $(BIN)/sluice fetch-demo-model
 	@$(BIN)/python -m pytest -m "not gpu" $(if $(ARGS),$(ARGS),$(TESTS))
 
 # The variable is the tests' own; a process of Sluice would refuse it as an unknown option.

@@ -1,5 +1,6 @@
 """An option of a process and the value of the chart are one thing with one name, default and bounds."""
 
+import re
 from typing import Any
 
 import pytest
@@ -42,7 +43,20 @@ def test_defaults_are_those_of_the_process(section: str, config: type[Options]) 
     assert differing <= DELIBERATE
 
 
-def test_every_option_reaches_the_process() -> None:
+@pytest.mark.parametrize(("component", "config"), [("pd-master", GatewayConfig), ("decode", WorkerConfig)])
+def test_every_option_with_a_value_is_in_the_environment(component: str, config: type[Options]) -> None:
+    section = yaml.safe_load((CHART / "values.yaml").read_text())["pdMaster" if component == "pd-master" else "worker"]
+    given = {key for key in option_keys(config) if section[key] not in ("", None, [])}
+    reaching = environment(render({}), component)
+    assert {key for key in given if f"SLUICE_{snake(key)}" not in reaching} == set()
+
+
+def snake(key: str) -> str:
+    """kvPoolTokens -> KV_POOL_TOKENS."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", key).upper()
+
+
+def test_changed_options_reach_the_process() -> None:
     changed = {"chunkTokens": 777, "prefixCache": False, "kvMemoryFraction": 0.55, "transferPageBytes": 1 << 30}
     config = read(WorkerConfig, [], environment(render({"decode": changed}), "decode"))
     assert (config.chunk_tokens, config.prefix_cache, config.kv_memory_fraction) == (777, False, 0.55)

@@ -118,8 +118,9 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     one: list[float] = []
     many: list[float] = []
     reference = Transformers(model, args.dtype, args.threads)
-    # Without the prefix cache every prompt is computed.
+    # Every prompt is computed, by the prefill worker.
     options = ["--model", str(model), "--dtype", args.dtype, "--threads", str(args.threads), "--no-prefix-cache"]
+    options += ["--local-prefill-tokens", "0"]
     with serving([*options, "--log-level", "warning"]) as url:
         sluice = Sluice(url)
         for number in range(args.rounds + 1):

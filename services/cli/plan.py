@@ -12,6 +12,7 @@ from services.common.config import (
     ModelOptions,
     Role,
     ScheduleOptions,
+    SelectionOptions,
     TransferOptions,
     UpConfig,
     WorkerConfig,
@@ -58,7 +59,7 @@ def make_plan(config: UpConfig) -> Plan:
         workers.append(_process(name, role, worker, LOOPBACK, worker.http_port, devices))
         addresses.append(f"{LOOPBACK}:{worker.grpc_port}")
     gateway = GatewayConfig(
-        **_shared(config, LogOptions),
+        **_shared(config, SelectionOptions, LogOptions),
         host=config.host,
         http_port=http_port,
         grpc_port=grpc_port,

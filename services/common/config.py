@@ -206,7 +206,19 @@ class WorkerConfig(ModelOptions, ScheduleOptions, TransferOptions, PodTlsOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GatewayConfig(PodTlsOptions, LogOptions):
+class SelectionOptions(Options):
+    """How workers are chosen."""
+
+    local_prefill_tokens: int = option(
+        256,
+        "prompt tokens that a decode worker may compute itself where that is sooner; 0 leaves all to prefill",
+        group="limits",
+        minimum=0,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatewayConfig(PodTlsOptions, SelectionOptions, LogOptions):
     """A pd_master: HTTP and gRPC towards clients, sessions towards workers."""
 
     host: str = option("0.0.0.0", "address to listen on", group="network")
@@ -243,12 +255,6 @@ class GatewayConfig(PodTlsOptions, LogOptions):
         group="network",
         metavar="PATH",
     )
-    local_prefill_tokens: int = option(
-        256,
-        "prompt tokens that a decode worker may compute itself where that is sooner; 0 leaves all to prefill",
-        group="limits",
-        minimum=0,
-    )
     max_attempts: int = option(32, "pairs of workers tried for one request", group="limits", minimum=1)
     queue_budget_s: float = option(60.0, "longest wait until a prefill starts", group="limits", minimum=0.1)
     deadline_s: float = option(600.0, "longest time for a whole request", group="limits", minimum=0.1)
@@ -280,7 +286,7 @@ class GatewayConfig(PodTlsOptions, LogOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UpConfig(ModelOptions, ScheduleOptions, TransferOptions, LogOptions):
+class UpConfig(ModelOptions, ScheduleOptions, TransferOptions, SelectionOptions, LogOptions):
     """`sluice up`: a pd_master and its workers, all on this machine."""
 
     model: str = option(

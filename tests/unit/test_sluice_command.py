@@ -37,8 +37,14 @@ def test_plan_starts_every_worker_and_tells_the_gateway_all_of_them() -> None:
 
 def test_plan_hands_shared_options_to_workers() -> None:
     plan = make_plan(
-        UpConfig(model="/m", chunk_tokens=7, prefix_cache=False, log_format="json", threads=3, drain_s=1.0)
-    )
+        UpConfig(
+            model="/m", chunk_tokens=7, prefix_cache=False, log_format="json", threads=3, drain_s=1.0,
+            local_prefill_tokens=9,
+        )
+    )  # fmt: skip
+    gateway = _config_of(plan.processes[-1].argv, GatewayConfig)
+    assert isinstance(gateway, GatewayConfig)
+    assert (gateway.local_prefill_tokens, gateway.log_format) == (9, "json")
     config = _config_of(plan.processes[0].argv, WorkerConfig)
     assert isinstance(config, WorkerConfig)
     assert (config.role, config.chunk_tokens, config.prefix_cache) == ("prefill", 7, False)

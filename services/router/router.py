@@ -24,7 +24,7 @@ from services.router import events
 from services.router.outlook import Outlook
 from services.router.output_length import OutputLengths
 from services.router.peak_memory import Joiners
-from services.router.running import RunningSet
+from services.router.running import RunningSet, Stage
 from services.router.scheduler import Plan, PoolView, hopeless, plan, refusal, retry_after_s
 from services.router.waiting import WaitingQueue
 from services.router.work import QueuedWork, RouterConfig
@@ -87,7 +87,7 @@ class Router:
         self._foreign_slots = 0
         """Held in the engine for nobody the Router knows: prefixes whose first user has left."""
         self._wait_s = 0.0
-        """What one that comes behind the queue would wait, as of the last plan."""
+        """What one that comes behind the queue would wait, as of the last plan; nothing once nobody waits."""
         self._resting = False
         """The engine deferred a proposal and has told nothing since."""
         self._asked: set[Hashable] = set()
@@ -104,7 +104,7 @@ class Router:
         """
         if self._running.get(work.key) is not None:
             raise KeyError(f"{work.key!r} is let in already")
-        error = refusal(work, self._config, len(self._queue), self._newcomer_wait_s, self._clock())
+        error = refusal(work, self._config, len(self._queue), self._wait_s, self._clock())
         if error is not None:
             raise error
         self._queue.push(work, self._running.next_place(), self._outlook.group(work))
@@ -118,6 +118,7 @@ class Router:
         """
         self._asked.discard(key)
         was_waiting = self._queue.pop(key) is not None
+        self._note_empty(self._clock())
         self._wake.set()
         return was_waiting
 
@@ -214,6 +215,8 @@ class Router:
 
     def _admitted(self, key: Hashable, held_slots: int, cached_tokens: int) -> None:
         one = self._running.get(key)
+        if one is not None and one.stage is Stage.PROPOSED:
+            self._outlook.rates.let_in(one.waited_slots)
         if one is not None and one.compute_left:
             self._outlook.rates.admitted(one.entry.work.context_tokens, cached_tokens)
         self._running.admitted(key, held_slots, cached_tokens)
@@ -274,28 +277,34 @@ class Router:
             entry.bypassed += count
             entry.blocked_since_s = now_s if entry.blocked_since_s is None else entry.blocked_since_s
         reserve_first = [self._queue[index].work for index in decided.reserve_first]
-        for entry, tokens in zip(self._queue.take(decided.admit), joiners.left[decided.admit].tolist(), strict=True):
-            self._asked.discard(entry.work.key)
-            self._running.propose(entry, tokens)
-            self._outbox.append(partial(self._outlets.propose, entry.work))
-        more_waits = len(self._queue) > 0
-        self._outlook.rates.planned(int(joiners.own_peaks[decided.admit].sum()), now_s, more_waits=more_waits)
+        self._propose(decided.admit, joiners)
+        self._outlook.rates.planned(now_s, more_waits=len(self._queue) > 0)
+        self._note_empty(now_s)
         for work in reserve_first:
             if work.key not in self._asked:
                 self._asked.add(work.key)
                 self._outbox.append(partial(self._outlets.reserve_first, work))
 
-    @property
-    def _newcomer_wait_s(self) -> float:
-        """Nothing where nobody waits: what the last plan foretold ended with the queue that it was about."""
-        return self._wait_s if len(self._queue) else 0.0
+    def _propose(self, admit: list[int], joiners: Joiners) -> None:
+        left, peaks = joiners.left[admit].tolist(), joiners.own_peaks[admit].tolist()
+        had_to_wait = self._outlook.rates.anything_waits
+        for entry, tokens, peak in zip(self._queue.take(admit), left, peaks, strict=True):
+            self._asked.discard(entry.work.key)
+            self._running.propose(entry, tokens, peak if had_to_wait else 0)
+            self._outbox.append(partial(self._outlets.propose, entry.work))
+
+    def _note_empty(self, now_s: float) -> None:
+        """Once nobody waits, time tells of no rate, and what the last plan foretold has ended with its queue."""
+        if not len(self._queue):
+            self._outlook.rates.planned(now_s, more_waits=False)
+            self._wait_s = 0.0
 
     def _expire(self, now_s: float) -> None:
         """Give up what has waited out its queue budget."""
         deadline_s = self._queue.arrays().deadline_s
         if deadline_s.min() <= now_s:
             for index in (deadline_s <= now_s).nonzero()[0][::-1]:
-                self._give_up(self._queue[int(index)].work, "the queue budget ran out", self._wait_s)
+                self._give_up(self._queue[int(index)].work, "the queue budget ran out", self._wait_s, now_s)
 
     def _shed(self, now_s: float) -> None:
         """Give up, early, what cannot meet its queue budget; and note what one that comes now would wait."""
@@ -306,12 +315,12 @@ class Router:
         arrays = self._queue.arrays()
         for index in hopeless(waits_s[:-1], arrays.deadline_s, now_s, self._config.shed_confidence)[::-1]:
             work, wait_s = self._queue[index].work, float(waits_s[index])
-            self._give_up(
-                work, f"predicted wait of {wait_s:.1f} s more exceeds what is left of the queue budget", wait_s
-            )
+            why = f"predicted wait of {wait_s:.1f} s more exceeds what is left of the queue budget"
+            self._give_up(work, why, wait_s, now_s)
 
-    def _give_up(self, work: QueuedWork, why: str, wait_s: float) -> None:
+    def _give_up(self, work: QueuedWork, why: str, wait_s: float, now_s: float) -> None:
         self._queue.pop(work.key)
+        self._note_empty(now_s)
         self._asked.discard(work.key)
         error = OverloadedError(why, retry_after_s=retry_after_s(wait_s))
         self._outbox.append(partial(self._outlets.give_up, work, error))

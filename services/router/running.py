@@ -48,6 +48,8 @@ class LetIn:
     """Choices that have not ended."""
     since: int
     """The ledger's step when it was proposed."""
+    waited_slots: int = 0
+    """Its predicted peak, where it was let in after something had waited: evidence of a rate once it is admitted."""
     stage: Stage = Stage.PROPOSED
 
     def ledger_key(self, choice: int) -> Hashable:
@@ -107,11 +109,12 @@ class RunningSet:
         """
         return round(self._join_steps)
 
-    def propose(self, entry: Waiting, left: int) -> None:
+    def propose(self, entry: Waiting, left: int, waited_slots: int = 0) -> None:
         """The plan lets it in; the engine has still to answer. left: the steps until it ends, `join_steps` included."""
         work = entry.work
         choices = set(range(work.num_choices))
-        one = LetIn(entry, self._config.held_slots(work), left, work.compute_tokens, choices, self.ledger.now)
+        held, now = self._config.held_slots(work), self.ledger.now
+        one = LetIn(entry, held, left, work.compute_tokens, choices, now, waited_slots)
         row = self.ledger.add(work.key, one.held, left, work.num_choices if work.grows else 0)
         self._facts.put(row, entry, entry.unit)
         self._work[work.key] = one

@@ -34,7 +34,7 @@ class Rates:
     _let_in_slots: float = 0.0
     _waited_s: float = 0.0
     _since_s: float | None = None
-    """When the last plan was that left something waiting; None: the last one left nothing."""
+    """When the last plan was that left something waiting; None: nothing waits since."""
 
     @property
     def let_in_slots_per_s(self) -> float:
@@ -53,15 +53,24 @@ class Rates:
         weight = min(context_tokens / _HIT_TOKENS, 0.5)
         self.missing_share += weight * (1.0 - cached_tokens / context_tokens - self.missing_share)
 
-    def planned(self, let_in_slots: int, now_s: float, *, more_waits: bool) -> None:
-        """A plan let in so much. Only time in which something waited from one plan to the next tells of a rate.
+    @property
+    def anything_waits(self) -> bool:
+        """Whether the last plan left something waiting that has not gone since."""
+        return self._since_s is not None
+
+    def let_in(self, slots: int) -> None:
+        """The engine took work of this peak that had to wait."""
+        self._let_in_slots += slots
+
+    def planned(self, now_s: float, *, more_waits: bool) -> None:
+        """A plan was made, or the last that waited is gone: only time in which something waits tells of a rate.
 
         Slots and seconds are forgotten alike, and divided at last: the mean of noisy rates would predict too long.
         """
         if self._since_s is not None:
             span_s = now_s - self._since_s
             kept = math.exp(-span_s / _MEMORY_S)
-            self._let_in_slots = self._let_in_slots * kept + let_in_slots
+            self._let_in_slots *= kept
             self._waited_s = self._waited_s * kept + span_s
         self._since_s = now_s if more_waits else None
 

@@ -23,7 +23,8 @@ def rates_of(slots: int, seconds: float) -> Rates:
     """As after so many slots were let in over so long, once a second."""
     rates = Rates(step_s=0.01)
     for second in range(int(seconds) + 1):
-        rates.planned(round(slots / seconds), float(second), more_waits=True)
+        rates.planned(float(second), more_waits=True)
+        rates.let_in(round(slots / seconds) if second else 0)
     return rates
 
 
@@ -51,14 +52,16 @@ def test_before_a_rate_is_known_the_curve_tells_when_the_pool_has_room() -> None
 def test_time_in_which_nothing_waited_tells_of_no_rate() -> None:
     rates = rates_of(3000, 30)
     before = rates.let_in_slots_per_s
-    rates.planned(0, 31.0, more_waits=False)
-    rates.planned(500, 500.0, more_waits=True)
-    rates.planned(100, 501.0, more_waits=True)
+    rates.planned(31.0, more_waits=False)
+    rates.planned(500.0, more_waits=True)
+    rates.planned(501.0, more_waits=True)
+    rates.let_in(100)
     assert rates.let_in_slots_per_s == pytest.approx(before, rel=0.1)
 
 
 def test_a_single_burst_is_no_rate_yet() -> None:
     rates = Rates()
-    rates.planned(0, 0.0, more_waits=True)
-    rates.planned(10_000, 0.1, more_waits=True)
+    rates.planned(0.0, more_waits=True)
+    rates.planned(0.1, more_waits=True)
+    rates.let_in(10_000)
     assert rates.let_in_slots_per_s == 0

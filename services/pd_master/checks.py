@@ -17,7 +17,8 @@ MAX_BAD_TOKENS = 64
 """Of one sequence that must not come."""
 
 MAX_PROMPT_LOGPROBS = 1 << 18
-"""Values of one prompt: 2 MiB between pods, some 20 MiB as JSON, and a quarter of a second to write that."""
+"""Values of one answer, all prompts of its call together: 2 MiB between pods, some 20 MiB as JSON, and a quarter of a
+second to write that."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy, as everywhere in the field."""
@@ -100,12 +101,14 @@ def checked_prompt_ids(ids: list[int], model: ServedModel, param: str) -> list[i
     return ids
 
 
-def check_prompt_logprobs(num_prompt_tokens: int, num_top: int | None, *, param: str) -> None:
-    """Raises InvalidRequestError for more log-probabilities of a prompt than one answer may hold."""
-    num_values = 0 if num_top is None else num_prompt_tokens * (num_top + 1)
+def check_prompt_logprobs(num_prompt_tokens: int, num_top: int | None, *, param: str, num_shown: int = 1) -> None:
+    """Raises InvalidRequestError for more log-probabilities of prompts than one answer may hold. `num_prompt_tokens`:
+    of all prompts of the call; `num_shown`: how often the answer shows each prompt."""
+    num_values = 0 if num_top is None else num_prompt_tokens * (num_top + 1) * num_shown
     if num_values > MAX_PROMPT_LOGPROBS:
+        shown = f", shown {num_shown} times," if num_shown > 1 else ""
         raise InvalidRequestError(
-            f"{param}: {num_prompt_tokens} prompt tokens with {num_top} alternatives each are more than "
+            f"{param}: {num_prompt_tokens} prompt tokens with {num_top} alternatives each{shown} are more than "
             f"{MAX_PROMPT_LOGPROBS} values",
             param=param,
         )

@@ -1,10 +1,14 @@
 """Completions over a real socket with the official client."""
 
+import threading
+from typing import Any
+
 import openai
 import pytest
 
 from services.common.errors import WorkerFailedError
 from services.pd_master import checks
+from services.pd_master.api.openai.logprobs import CompletionLogprobs
 from tests.unit.api.conftest import Api
 
 
@@ -102,6 +106,44 @@ async def test_more_prompt_logprobs_than_an_answer_may_hold_are_refused(
     assert (await api.http.post("/v1/completions", json=body)).status_code == 200
     refused = await api.http.post("/v1/completions", json=body | {"prompt_logprobs": 2})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+
+async def test_prompt_logprobs_are_bounded_over_all_prompts_and_choices_of_a_call(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "MAX_PROMPT_LOGPROBS", 40)
+    body = {"model": "tiny", "prompt": [[1] * 5] * 2, "prompt_logprobs": 1, "n": 2}
+    assert (await api.http.post("/v1/completions", json=body)).status_code == 200
+    api.dispatcher.requests.clear()
+    for more in ({"n": 3}, {"prompt": [[1] * 5] * 3}):
+        refused = await api.http.post("/v1/completions", json=body | more)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
+    echoed = {"model": "tiny", "prompt": [[1] * 5] * 5, "logprobs": 1, "echo": True}
+    refused = await api.http.post("/v1/completions", json=echoed)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")
+    assert api.dispatcher.requests == [], "none of a refused call's prompts is computed"
+
+
+async def test_streamed_echo_is_made_once_a_prompt_and_beside_the_event_loop(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[threading.Thread] = []
+    take_prompt = CompletionLogprobs.take_prompt
+
+    def noted(self: CompletionLogprobs, *args: Any) -> Any:  # noqa: ANN401
+        made.append(threading.current_thread())
+        return take_prompt(self, *args)
+
+    monkeypatch.setattr(CompletionLogprobs, "take_prompt", noted)
+    stream = await api.openai.completions.create(
+        model="tiny", prompt=["Hello", "you"], n=3, echo=True, logprobs=1, stream=True
+    )
+    texts = [""] * 6
+    async for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert [text[:3] for text in texts] == ["Hel"] * 3 + ["you"] * 3
+    assert len(made) == 2
+    assert threading.main_thread() not in made
 
 
 async def test_best_of_generates_more_and_returns_n(api: Api) -> None:

@@ -1,6 +1,7 @@
 """Completion chunks as server-sent events; several prompts' requests share one stream."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -34,6 +35,8 @@ class CompletionEvents:
         self._include_usage = include_usage
         self._unshown = {at: echo for at, echo in enumerate(echoes) if echo is not None}
         """Prompts whose choices have shown nothing yet."""
+        self._prompts: dict[Echo, bytes] = {}
+        """Prompts with their log-probabilities, encoded behind the choice's number."""
         self._logprobs = logprobs
         self._head = b"data: " + encode(head)[:-1]
         self._open = [self._head + b',"choices":[{"index":%d,"text":' % at for at in range(len(echoes))]
@@ -45,6 +48,18 @@ class CompletionEvents:
         if self._logprobs is not None:
             return b""
         return b"".join([self._text(at, echo.text) for at, echo in self._unshown.items() if echo.text])
+
+    async def after_prompts(
+        self, batches: AsyncIterable[list[Delta]], run: Callable[[Callable[[], bytes]], Awaitable[bytes]]
+    ) -> AsyncGenerator[list[Delta], None]:
+        """The same batches, each once the prompts before it are encoded with their log-probabilities: once a prompt,
+        by `run`, off the event loop that a long one would hold up. Use it in `contextlib.aclosing`."""
+        async for deltas in batches:
+            for delta in deltas:
+                echo = self._unshown.get(delta.choice)
+                if echo is not None and echo not in self._prompts:
+                    self._prompts[echo] = await run(partial(self._prompt, delta.choice, echo))
+            yield deltas
 
     def batch(self, deltas: list[Delta]) -> bytes:
         """A chunk for each delta that shows something."""
@@ -72,12 +87,18 @@ class CompletionEvents:
             return self._chunk(delta.choice, delta.text, None, delta.finish)
         lists = self._logprobs[delta.choice]
         echo = self._unshown.pop(delta.choice, None)
-        before = self._chunk(delta.choice, echo.text, echo.logprobs(lists), None) if echo else b""
+        before = self._open[delta.choice] + self._prompts[echo] if echo else b""
         return before + self._chunk(delta.choice, delta.text, lists.take(delta.logprobs or []), delta.finish)
 
+    def _prompt(self, choice: int, echo: Echo) -> bytes:
+        assert self._logprobs is not None, "only with log-probabilities"
+        return self._rest(echo.text, echo.logprobs(self._logprobs[choice]), None)
+
     def _chunk(self, choice: int, text: str, logprobs: CompletionLogprobLists | None, finish: Finish | None) -> bytes:
+        return self._open[choice] + self._rest(text, logprobs, finish)
+
+    def _rest(self, text: str, logprobs: CompletionLogprobLists | None, finish: Finish | None) -> bytes:
         parts = (
-            self._open[choice],
             encode(text),
             b',"logprobs":',
             encode(logprobs),

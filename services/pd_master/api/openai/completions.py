@@ -45,6 +45,7 @@ class CompletionsEndpoint:
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
             requests = [await self._request(body, prompt, target, call) for prompt in prompts]
+            _check_scores(body, requests)
             async with contextlib.AsyncExitStack() as running:
                 lives = []
                 for request in requests:
@@ -67,8 +68,6 @@ class CompletionsEndpoint:
             params, grammar=answer_grammar(body), bad_sequences=bad, num_prompt_logprobs=scored
         )
         prompt_ids = await self._prompt_ids(body, prompt, target)
-        param = "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs"
-        checks.check_prompt_logprobs(len(prompt_ids), scored, param=param)
         max_new = checks.fit_output(
             len(prompt_ids), body.max_tokens, target, param="max_tokens", num_choices=num_choices,
             default=DEFAULT_MAX_TOKENS,
@@ -120,8 +119,13 @@ class CompletionsEndpoint:
             echoes=shown,
             logprobs=logprobs,
         )
+        listen = lives[0].listen if len(lives) == 1 else None
         async with contextlib.aclosing(merge(lives, num_choices)) as batches:
-            await stream_events(call, batches, events, lives[0].listen if len(lives) == 1 else None)
+            if not (body.echo and logprobs is not None):
+                await stream_events(call, batches, events, listen)
+                return
+            async with contextlib.aclosing(events.after_prompts(batches, self._gateway.tokenizers.run)) as ready:
+                await stream_events(call, ready, events, listen)
 
     async def _reply(
         self,
@@ -143,6 +147,14 @@ class CompletionsEndpoint:
 
         is_long = any(live.prompt_logprobs is not None for live in lives)
         await call.reply(200, await self._gateway.tokenizers.run(encoded) if is_long else encoded())
+
+
+def _check_scores(body: CompletionBody, requests: list[Request]) -> None:
+    """The prompts' log-probabilities are held, and shown with each choice, by the call as a whole."""
+    num_tokens = sum(len(request.prompt_ids) for request in requests)
+    param = "prompt_logprobs" if body.prompt_logprobs is not None else "echo"
+    num_top = requests[0].sampling.num_prompt_logprobs
+    checks.check_prompt_logprobs(num_tokens, num_top, param=param, num_shown=body.n or 1)
 
 
 def _check(body: CompletionBody) -> None:

@@ -4,7 +4,9 @@
 
 What is timed is what a client sees, so that HTTP, processes and the KV's way are in the figures: the first token of
 prompts of several lengths, one at a time; and the steps of several batches, from when all their streams run until the
-first of them ends. Coefficients are the least squares of relative errors, none below zero. Ask a server that has
+first of them ends. An event may carry several tokens: between the first event, which is the first token, and the last,
+each counts for its share of the tokens that the server says it made. A stream that fails or is shorter than asked for
+ends the fit. Coefficients are the least squares of relative errors, none below zero. Ask a server that has
 nothing else to do, with one worker of each role; what else keeps its machine busy belongs to its speed.
 """
 
@@ -54,17 +56,19 @@ class Prober:
         self._numbers = itertools.count(1_000_000)
 
     async def _stream(self, prompt_tokens: int, output_tokens: int) -> list[float]:
-        """When each event with text came; the first element is the start."""
+        """When each event with output came; the first element is the start. Raises RuntimeError where it failed."""
         number, times = next(self._numbers), [self._clock()]
         story = Story(number, Arrival(times[0], prompt_tokens, output_tokens), output_tokens)
         await play(self._client, story, self._asked, Play(self._clock, times.append))
         if story.refused:
             raise RuntimeError(f"the server refused a prompt of {prompt_tokens} tokens: {story.refused}")
+        if len(times) < min(output_tokens, 3) + 1:
+            raise RuntimeError(f"{output_tokens} tokens came in {len(times) - 1} events: no step can be told from them")
         return times
 
-    async def first_token_s(self, prompt_tokens: int, rounds: int) -> float:
+    async def first_token_s(self, prompt_tokens: int, rounds: int, output_tokens: int = 1) -> float:
         """Median time to the first token, alone."""
-        found = [await self._stream(prompt_tokens, 1) for _ in range(rounds)]
+        found = [await self._stream(prompt_tokens, output_tokens) for _ in range(rounds)]
         return statistics.median(times[1] - times[0] for times in found)
 
     async def step_s(self, rows: int, context: int, output_tokens: int) -> tuple[float, float, float]:
@@ -73,10 +77,18 @@ class Prober:
         streams = await asyncio.gather(*(self._stream(context, output_tokens) for _ in range(rows)))
         since, until = max(times[2] for times in streams), min(times[-1] for times in streams)
         inside = [[at for at in times[1:] if since <= at <= until] for times in streams]
-        steps = [(times[-1] - times[0]) / (len(times) - 1) for times in inside if len(times) > 1]
+        shares = [(output_tokens - 1) / (len(times) - 2) for times in streams]  # tokens of an event after the first
+        steps = [
+            (times[-1] - times[0]) / (len(times) - 1) / share
+            for times, share in zip(inside, shares, strict=True)
+            if len(times) > 1
+        ]
         if not steps:
             raise RuntimeError(f"{rows} streams of {output_tokens} tokens never ran at once: ask for longer outputs")
-        produced = statistics.mean(sum(at < (since + until) / 2 for at in times[1:]) for times in streams)
+        middle = (since + until) / 2
+        produced = statistics.mean(
+            1 + share * sum(at < middle for at in times[2:]) for times, share in zip(streams, shares, strict=True)
+        )
         step_s = statistics.median(steps)
         return step_s, context + produced, statistics.median(times[2] - times[1] for times in streams) - step_s
 

@@ -67,30 +67,56 @@ class Play:
 
 
 async def play(client: httpx.AsyncClient, story: Story, asked: Asked, timed: Play) -> int:
-    """Send one request and read it to its end; writes the story. Returns its output tokens, 0 where refused."""
-    last_s: float | None = None
-    num_tokens = 0
+    """Send one request and read it to its end; writes the story. Returns its output tokens, 0 where it failed.
+
+    An answer that breaks off, or is not as long as was asked for, fails as one that never began: `refused` says why.
+    """
     try:
         async with client.stream("POST", f"{asked.url}/v1/completions", json=body(story, asked)) as answer:
             if answer.status_code != httpx.codes.OK:
-                story.refused = f"{answer.status_code} {(await answer.aread())[:200]!r}"
-                return 0
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event, now_s = json.loads(line[6:]), timed.clock()
-                num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
-                if not event.get("choices"):
-                    continue
-                if last_s is None:
-                    story.first_token_s = now_s
-                timed.came(now_s)
-                last_s = now_s
+                raise _FailedError(f"{answer.status_code} {(await answer.aread())[:200]!r}")
+            num_tokens, last_s = await _read(answer, story, timed)
+        _check_length(num_tokens, story, asked)
+    except _FailedError as error:
+        story.refused = str(error)
+        return 0
     except httpx.HTTPError as error:
         story.refused = repr(error)
         return 0
     story.finished_s = last_s
     return num_tokens
+
+
+class _FailedError(Exception):
+    """The server's answer is none that counts."""
+
+
+async def _read(answer: httpx.Response, story: Story, timed: Play) -> tuple[int, float | None]:
+    """The tokens that the stream says it had, and when its last event with output came."""
+    last_s: float | None = None
+    num_tokens = 0
+    async for line in answer.aiter_lines():
+        if not line.startswith("data: {"):
+            continue
+        event, now_s = json.loads(line[6:]), timed.clock()
+        if "error" in event:
+            raise _FailedError(f"after the stream's start: {str(event['error'])[:200]}")
+        num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
+        if not event.get("choices"):
+            continue
+        if last_s is None:
+            story.first_token_s = now_s
+        timed.came(now_s)
+        last_s = now_s
+    return num_tokens, last_s
+
+
+def _check_length(num_tokens: int, story: Story, asked: Asked) -> None:
+    """Raises _FailedError where the stream told no count, or had to have another."""
+    if not num_tokens:
+        raise _FailedError("the stream ended without saying how many tokens it had")
+    if asked.max_new_tokens is None and num_tokens != story.max_new_tokens:
+        raise _FailedError(f"{num_tokens} tokens came, {story.max_new_tokens} were asked for")
 
 
 def started() -> Callable[[], float]:

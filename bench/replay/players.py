@@ -44,7 +44,7 @@ async def play_all(stories: list[Story], asked: Asked, timeout_s: float, start_s
             came: list[float] = []
             tokens = await play(client, story, asked, Play(clock, came.append))
             gaps.extend((later - earlier, 1) for earlier, later in pairwise(came))
-            story.arrival = replace(story.arrival, output_tokens=tokens or story.arrival.output_tokens)
+            story.arrival = replace(story.arrival, output_tokens=tokens)
 
         for story in stories:
             group.create_task(one(story))

@@ -122,6 +122,7 @@ class Fabric:
         while self._ring[0][0].completed:  # receives complete in the order they were posted
             array = self._ring.popleft()[1]
             raw = bytes(array.obj)
+            array.obj[0] = 0  # a shorter message that came next would else be read as this frame once more
             self._ring.append(self._post_control(array))
             try:
                 arrived += unpack_frame(raw)

@@ -15,9 +15,10 @@ from services.engine.transfer.pages import Page
 log = logging.getLogger(__name__)
 
 _UNREPORTED_S = 2.0
-"""A page that was being sent comes back so long after its endpoint's close although UCX has not reported the send. Seen
+"""A send, of a page or of other bytes, ends so long after its endpoint's close although UCX has not reported it. Seen
 over shared memory with a killed peer, about once in ten: UCX never reports one of the sends. The close has finished, so
-nothing sends from the page any more; a peer that still reads from it was never told SENT and throws the bytes away."""
+nothing sends from the memory any more; a peer that still reads from a page was never told SENT and throws the bytes
+away. A link whose flights never end would stay for ever, and its fabric would never be idle."""
 
 
 class Link:
@@ -47,7 +48,7 @@ class Link:
     def send(self, buffer: Buffer, tag: int, on_done: OnDone) -> None:
         """Start sending `buffer`, which is nobody's page."""
         array = Array(buffer)
-        self._start(self._endpoint.tag_send(array, ucx.UCXXTag(tag)), array, on_done)
+        self._start(self._endpoint.tag_send(array, ucx.UCXXTag(tag)), array, on_done, is_send=True)
 
     def receive(self, buffer: Buffer, tag: int, on_done: OnDone) -> None:
         """Start receiving into `buffer`, which is nobody's page; a longer message ends in an error."""
@@ -71,13 +72,13 @@ class Link:
         array = Array(frame)
         request = self._endpoint.tag_send(array, ucx.UCXXTag(tag))
         if not request.completed:
-            self._start(request, array, _ignore)
+            self._start(request, array, _ignore, is_send=True)
 
     def greet(self, out: bytes | None, into: Buffer | None, on_done: OnDone) -> None:
         """Send or receive handshake bytes on the endpoint's own stream, which needs no tags agreed before."""
         array = Array(out if out is not None else into)
         start = self._endpoint.stream_send if out is not None else self._endpoint.stream_recv
-        self._start(start(array), array, on_done)
+        self._start(start(array), array, on_done, is_send=out is not None)
 
     def collect(self) -> bool:
         """Finish the flights UCX has reported; whether there were any."""
@@ -93,7 +94,7 @@ class Link:
 
     def _goes_unreported(self, flight: Flight) -> bool:
         is_late = time.monotonic() - self._closed_at > _UNREPORTED_S
-        return is_late and flight.is_send and flight.page is not None and not flight.is_done
+        return is_late and flight.is_send and not flight.is_done
 
     def transports(self) -> list[str]:
         """UCX's names of the transports in use."""

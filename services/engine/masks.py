@@ -40,6 +40,7 @@ class Masks:
         self._bits = torch.full(shape, -1, dtype=torch.int32, pin_memory=self._on_device)
         self._work: Future[CpuMasks | None] = _threads.submit(self._fill)
 
+    @torch.inference_mode()  # of its own in each thread; the bits are made under the engine's
     def _fill(self) -> CpuMasks | None:
         guides = {}
         for row, matcher in self._matchers.items():
@@ -50,7 +51,15 @@ class Masks:
         if guides:
             fillers = _batch(_FILLERS if self._on_device else 1)
             fillers.batch_fill_next_token_bitmask(list(guides.values()), self._bits, list(guides))
+            self._end_dead_ends(list(guides))
         return None if self._on_device else cpu_masks(self._bits, list(self._matchers), self._vocab_size)
+
+    def _end_dead_ends(self, rows: list[int]) -> None:
+        """Where no token may come, of which the argmax would be any, the end may."""
+        allows = self._bits.numpy()[rows].any(axis=1)
+        for row, allows_any in zip(rows, allows.tolist(), strict=True):
+            if not allows_any:
+                self._matchers[row].dead_end(self._bits[row])
 
     def apply(self, logits: Tensor) -> None:
         """Rule out in place, in logits [num_rows, vocab_size], float32, what the grammars do not allow; waits for the

@@ -69,6 +69,12 @@ class Matcher:
             return None
         return None if self._matcher.is_terminated() else self._matcher
 
+    def dead_end(self, words: Tensor) -> None:
+        """The grammar asks for what no token can say: `words`, as of `guide`, then allow the end alone."""
+        log.warning("the grammar allows no token here; the output ends")
+        self._is_lost = True
+        _allow_only(words, self._matcher.stop_token_ids)
+
     def _accept(self, token_id: int) -> None:
         if self._is_lost or self._matcher.is_terminated():
             return

@@ -126,6 +126,29 @@ def test_rows_without_a_grammar_beside_are_not_touched(bench: Bench) -> None:
     assert all(re.fullmatch("[xyz]{12}", bench.text(one.job_id)) for one in bound)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_output_whose_grammar_allows_no_token_ends(bench: Bench, temperature: float) -> None:
+    grammar = spec(GrammarKind.REGEX, r"a[^\x00-\U0010ffff]")
+    sampling = SamplingParams(temperature=temperature, seed=1, grammar=grammar)
+    dead = bench.driver.admit(PROMPT, 20, sampling=sampling, stop_token_ids=(bench.eos,))
+    beside = bench.admit(spec(GrammarKind.REGEX, "[xyz]{12}"))
+    bench.rest(dead, beside)
+    assert bench.driver.tokens[dead.job_id, 0][1:] == [bench.eos]
+    assert bench.text_of(bench.driver.tokens[dead.job_id, 0][:1]) == "a"
+    assert bench.driver.finishes[dead.job_id, 0] is FinishReason.STOP
+    assert re.fullmatch("[xyz]{12}", bench.text(beside.job_id))
+    bench.driver.check()
+
+
+def test_an_output_that_left_its_grammar_ends(bench: Bench) -> None:
+    """As one does that was drawn against it, by an engine that had another grammar."""
+    left = bench.admit(spec(GrammarKind.REGEX, "[xyz]{12}"), output_ids=ipc.pack_ids([bench.pieces.index(b"a")]))
+    bench.rest(left)
+    assert bench.driver.tokens[left.job_id, 0] == [bench.eos]
+    assert bench.driver.finishes[left.job_id, 0] is FinishReason.STOP
+    bench.driver.check()
+
+
 @pytest.mark.parametrize("vocab_size", [64, 211])
 def test_masks_are_the_same_on_every_device(vocab_size: int) -> None:
     torch.manual_seed(0)

@@ -21,13 +21,13 @@ class ResultHandler:
         """
         state = self._state
         at = len(state.events)  # what ends is said after the tokens that ended it
+        ids = result.token_ids()  # waits for the device: nothing else of a result is there before
         logprobs = result.logprobs()
         # First: a job that ends with its first token is over once that has been handled.
         scores = [
             (each.scored.job.job_id, each.packed()) for each in result.prompt_scores() if not each.scored.job.is_over
         ]
         outputs: list[SequenceOutput] = []
-        ids = result.token_ids()
         sequences = [*batch.sequences, *(sample.sequence for sample in batch.first_samples)]
         for i, (sequence, token_id) in enumerate(zip(sequences, ids, strict=True)):
             if sequence.gone:

@@ -10,6 +10,7 @@ from services.common import ipc
 from services.common.prompt_logprobs import PromptScores, ScoredToken
 from services.common.request import SamplingParams
 from services.engine import prompt_scoring
+from services.engine.model_runner import SampledStep
 from tests.engine.driver import GREEDY, Driver
 from tests.engine.tiny import prompt_of, reference_greedy, reference_logits
 
@@ -87,6 +88,27 @@ def test_choices_share_what_is_said_of_their_prompt(llama: Path) -> None:
 def test_they_are_said_of_a_job_that_ends_with_its_first_token(llama: Path) -> None:
     driver, prompt = Driver(llama), prompt_of(30)
     admit = driver.admit(prompt, 1, sampling=asked())
+    driver.run(admit)
+    assert_exact(llama, prompt, scores_of(driver, admit.job_id, len(prompt)))
+
+
+def test_they_are_read_once_the_device_has_been_waited_for(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where what is copied to the host is anything before."""
+    waited: list[SampledStep] = []
+    token_ids, prompt_scores = SampledStep.token_ids, SampledStep.prompt_scores
+
+    def wait(step: SampledStep) -> list[int]:
+        waited.append(step)
+        return token_ids(step)
+
+    def read(step: SampledStep) -> list[prompt_scoring.ChunkScores]:
+        assert any(step is one for one in waited)
+        return prompt_scores(step)
+
+    monkeypatch.setattr(SampledStep, "token_ids", wait)
+    monkeypatch.setattr(SampledStep, "prompt_scores", read)
+    driver, prompt = Driver(llama), prompt_of(40)
+    admit = driver.admit(prompt, 3, sampling=asked())
     driver.run(admit)
     assert_exact(llama, prompt, scores_of(driver, admit.job_id, len(prompt)))
 

@@ -12,6 +12,7 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,10 +57,8 @@ class Masks:
 
     def _end_dead_ends(self, rows: list[int]) -> None:
         """Where no token may come, of which the argmax would be any, the end may."""
-        allows = self._bits.numpy()[rows].any(axis=1)
-        for row, allows_any in zip(rows, allows.tolist(), strict=True):
-            if not allows_any:
-                self._matchers[row].dead_end(self._bits[row])
+        for i in np.flatnonzero(~self._bits.numpy()[rows].any(axis=1)):
+            self._matchers[rows[i]].dead_end(self._bits[rows[i]])
 
     def apply(self, logits: Tensor) -> None:
         """Rule out in place, in logits [num_rows, vocab_size], float32, what the grammars do not allow; waits for the

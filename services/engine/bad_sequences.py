@@ -4,6 +4,8 @@ not wait for the host to learn the one before."""
 import torch
 from torch import Tensor
 
+from services.engine.upload import upload
+
 _ANY = -1
 """In front of a short sequence: whatever came there."""
 _NOTHING = -2
@@ -18,9 +20,9 @@ class BadSequences:
         depth = max(len(ids) for ids in sequences) - 1
         before = [[_ANY] * (depth + 1 - len(ids)) + list(ids[:-1]) for ids in sequences]
         recent = ([_NOTHING] * depth + outputs)[len(outputs) :]
-        self._last = torch.tensor([ids[-1] for ids in sequences], dtype=torch.int64).to(device)
-        self._before = torch.tensor(before, dtype=torch.int64).to(device)  # [n, depth]
-        self._recent = torch.tensor(recent, dtype=torch.int64).to(device)  # [depth]
+        self._last = upload(torch.tensor([ids[-1] for ids in sequences], dtype=torch.int64), device)
+        self._before = upload(torch.tensor(before, dtype=torch.int64), device)  # [n, depth]
+        self._recent = upload(torch.tensor(recent, dtype=torch.int64), device)  # [depth]
 
     def rule_out(self, logits: Tensor) -> None:
         """Rule out in place, in logits [vocab_size], float32, what would complete a sequence."""

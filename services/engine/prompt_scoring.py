@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from services.common.prompt_logprobs import PromptLogprobs
-from services.engine.arrays import Ints
 from services.engine.batch import Scored
+from services.engine.upload import upload
 
 _BLOCK_LOGITS = 1 << 23
 """Logits at a time: 32 MiB of float32, and a few times that on the way."""
@@ -43,7 +43,7 @@ def score(
 ) -> ChunkScores:  # fmt: skip
     """hidden: [n, hidden_size], of the tokens before the scored ones; logits_of: [m, hidden_size] -> [m, vocab_size];
     download: starts a copy to the host."""
-    targets = _upload(scored.targets, hidden.device)
+    targets = upload(torch.from_numpy(scored.targets).long(), hidden.device)
     block = max(_BLOCK_LOGITS // vocab_size, 1)
     parts = [
         _score_rows(logits_of(hidden[start : start + block]).float(), targets[start : start + block], scored.num_top)
@@ -59,12 +59,6 @@ def _score_rows(logits: Tensor, targets: Tensor, num_top: int) -> tuple[Tensor, 
     ranks = (logprobs > chosen).sum(-1) + 1
     top, ids = logprobs.topk(min(num_top, logprobs.shape[1]), dim=-1)
     return chosen[:, 0], ranks.int(), ids.int(), top
-
-
-def _upload(ids: Ints, device: torch.device) -> Tensor:
-    """[n] int64 on the device, without waiting for what it computes."""
-    targets = torch.from_numpy(ids).long()
-    return targets.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else targets
 
 
 def _bytes(values: Tensor, kind: str) -> bytes:

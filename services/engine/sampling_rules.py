@@ -9,6 +9,7 @@ from services.engine.jobs import Sequence
 from services.engine.matcher import Drawn, Matcher
 from services.engine.noise import sequence_key
 from services.engine.penalties import TokenPenalties, lengthen
+from services.engine.upload import upload
 
 
 class SequenceRules:
@@ -27,10 +28,10 @@ class SequenceRules:
         self._stop_ids = _ids(job.stop.stop_token_ids, device)
         self._allowed = _ids(self.params.allowed_token_ids, device)
         self._bias_ids = _ids(tuple(self.params.logit_bias), device)
-        self._bias = _upload(torch.tensor(list(self.params.logit_bias.values()), dtype=torch.float32), device)
+        self._bias = upload(torch.tensor(list(self.params.logit_bias.values()), dtype=torch.float32), device)
         self._penalties: TokenPenalties | None = None
         if TokenPenalties.asked_for(self.params):
-            prompt = _upload(torch.from_numpy(job.tokens[: job.num_prompt_tokens]), device).long()
+            prompt = upload(torch.from_numpy(job.tokens[: job.num_prompt_tokens]), device).long()
             self._penalties = TokenPenalties(self.params, prompt, _ids(tuple(sequence.outputs), device), vocab_size)
         bad = self.params.bad_sequences
         self._bad = BadSequences(bad, sequence.outputs, device) if bad else None
@@ -103,11 +104,4 @@ def note_drawn(rules: list[tuple[SequenceRules, int]], ids: Tensor) -> None:
 
 
 def _ids(ids: tuple[int, ...], device: torch.device) -> Tensor:
-    return _upload(torch.tensor(ids, dtype=torch.int64), device)
-
-
-def _upload(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device without waiting for what it computes, which pageable memory would do."""
-    if device.type == "cpu" or len(values) == 0:
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
+    return upload(torch.tensor(ids, dtype=torch.int64), device)

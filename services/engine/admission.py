@@ -37,7 +37,8 @@ class Admission:
         except BadJobError as error:
             self._state.refuse(command.job_id, command.key, str(error))
             if command.resumes is not None:
-                self._state.host.drop_job(command.resumes)
+                for choice in command.choices:
+                    self._state.host.drop((command.resumes, choice))
             return
         before = self._state.kv.num_pinned
         if not self._place(job):

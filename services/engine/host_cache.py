@@ -1,6 +1,6 @@
 """KV of preempted sequences in host memory, until they come back.
 
-    preempted ── keep ──> kept, under the name it had ── the sequence comes back: Restores reads it ──> dropped
+    preempted ── keep ──> kept, under the name it had ── it comes back: Restores renames it, reads it ──> dropped
                  │            └─ Abort or Finish of that name ──> dropped
                  └─ not worth it, or no page is free ──> nothing is kept, the sequence is computed again
 
@@ -96,7 +96,7 @@ class HostCache:
         return self._pages.fetch(kept.pages[index], num_tokens)
 
     def rename(self, name: SequenceName, new: SequenceName) -> None:
-        """It was preempted again, under a new name, before it was back."""
+        """It is on its way back, as a sequence of another job."""
         self._kept[new] = self._kept.pop(name)
 
     def drop(self, name: SequenceName) -> None:

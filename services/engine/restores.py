@@ -1,11 +1,12 @@
 """Preempted sequences on their way back from the host cache, a few pages a turn.
 
     admitted, something is kept ──> RESTORING ── last page is on its way into its slots ──> PREFILLING: the last token
-                                       ├─ preempted: what is kept stays, under the job's own name
+                                       ├─ preempted: what is kept stays
                                        └─ ended otherwise: what is kept is dropped
 
-A page is fetched in one turn, beside the step, and put into its slots in the next, behind the launches so far: the
-device waits for nothing unless a step takes less time than the pages of a turn.
+From its admission on what is kept has the job's own name, so that a late Abort or Finish of the job before it cannot
+drop what is being read. A page is fetched in one turn, beside the step, and put into its slots in the next, behind the
+launches so far: the device waits for nothing unless a step takes less time than the pages of a turn.
 """
 
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from services.engine.state import EngineState
 class _Restore:
     job: Job
     name: SequenceName
+    """The job's own."""
     kept: Kept
     end: int
     """Tokens to have when it is done."""
@@ -46,15 +48,17 @@ class Restores:
 
         Of the job's one choice. Its `cached_tokens` then count what comes back as well.
         """
-        name = (resumes, job.choices[0])
+        choice = job.choices[0]
+        name, own = (resumes, choice), (job.job_id, choice)
         kept = self._cache.find(name, job.tokens)
         end = 0 if kept is None else min(len(kept.tokens), len(job.tokens) - 1)
         if kept is None or end <= job.num_computed:
             self._cache.drop(name)
             return False
+        self._cache.rename(name, own)
         job.state = JobState.RESTORING
         job.cached_tokens = end
-        self._restores[job.job_id] = _Restore(job, name, kept, end, job.num_computed // self._cache.page_tokens)
+        self._restores[job.job_id] = _Restore(job, own, kept, end, job.num_computed // self._cache.page_tokens)
         return True
 
     def turn(self) -> None:
@@ -66,9 +70,8 @@ class Restores:
             budget -= self._fetch(restore, budget)
 
     def preempted(self, job: Job) -> None:
-        """The job is about to end but comes back under its own name."""
-        restore = self._restores.pop(job.job_id)
-        self._cache.rename(restore.name, (job.job_id, restore.name[1]))
+        """The job is about to end but comes back, and finds what is kept."""
+        del self._restores[job.job_id]
 
     def forget(self, job: Job) -> None:
         """The job has ended."""

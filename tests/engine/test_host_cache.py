@@ -14,7 +14,7 @@ from services.engine.config import ConfigError
 from services.engine.host_rule import Costs, costs_of, pays, weights_of_a_token
 from services.engine.models.config import read_model_config
 from tests.engine.driver import Driver
-from tests.engine.tiny import prompt_of, reference_greedy
+from tests.engine.tiny import VOCAB, prompt_of, reference_greedy
 
 PAGE_TOKENS = 8
 GIB = 1 << 30
@@ -178,6 +178,43 @@ def test_preempted_again_on_its_way_back_it_keeps_what_it_had(llama: Path) -> No
     assert produced + driver.tokens[last.job_id, 0] == reference_greedy(llama, prompt_of(20), 60)
     counters = driver.engine.state.counters
     assert (counters.kept_sequences, counters.restored_sequences) == (1, 1)
+    driver.check()
+
+
+@pytest.mark.parametrize("kind", [ipc.Abort, ipc.Finish])
+def test_a_late_word_on_the_job_before_drops_nothing_that_is_being_read(llama: Path, kind: type[ipc.Command]) -> None:
+    driver = driver_of(llama)
+    command, first = preempt(driver)
+    driver.run()
+    evict_all(driver)
+    driver.turn(resumed := resume(driver, command, first))
+    driver.turn(ipc.Abort(command.job_id) if kind is ipc.Abort else ipc.Finish(command.job_id, 0, 3))
+    driver.engine._room._preempt(driver.engine.state.jobs[resumed.job_id])
+    produced = driver.tokens[command.job_id, 0]
+    last = driver.admit(prompt_of(20), 60, output_ids=ipc.pack_ids(produced), resumes=resumed.job_id)
+    driver.run(last)
+    assert produced + driver.tokens[last.job_id, 0] == reference_greedy(llama, prompt_of(20), 60)
+    assert driver.engine.state.counters.restored_sequences == 1
+    driver.check()
+
+
+def test_a_choice_that_cannot_come_back_takes_no_other_with_it(llama: Path) -> None:
+    driver = driver_of(llama)
+    command = driver.admit(prompt_of(20), 60, choices=(0, 1))
+    driver.turn(command)
+    while len(driver.tokens[command.job_id, 1]) < 20:
+        driver.turn()
+    for _ in range(2):
+        driver.engine._room._preempt(driver.engine.state.jobs[command.job_id])
+    driver.run()
+    evict_all(driver)
+    of_choice = {event.choice: event for event in driver.said(ipc.Preempted)}
+    bad = driver.admit((VOCAB,), 60, choices=(0,), resumes=command.job_id)
+    driver.run(bad, resumed := resume(driver, command, of_choice[1]))
+    assert driver.engine.state.counters.restored_sequences == 1
+    assert driver.tokens[command.job_id, 1] + driver.tokens[resumed.job_id, 1] == reference_greedy(
+        llama, prompt_of(20), 60
+    )
     driver.check()
 
 

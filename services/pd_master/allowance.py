@@ -1,7 +1,7 @@
 """How much each API key may ask for: requests and tokens a minute, in buckets that refill steadily. Pure.
 
-A request is let in while neither bucket is empty. Its prompt is taken out then and its output when it ends, so that one
-long answer may overdraw the tokens, and the key waits until they are back.
+A call is let in while neither bucket is empty. It counts as one request; all its prompts are taken out then and its
+output when it ends, so that one long answer may overdraw the tokens, and the key waits until they are back.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ class Allowances:
         }
 
     def admit(self, key: str, prompt_tokens: int, now: float) -> None:
-        """A request of `key` comes. Raises RateLimitedError saying when to come back, and takes nothing then."""
+        """A call of `key` comes. Raises RateLimitedError saying when to come back, and takes nothing then."""
         requests, tokens = self._requests.get(key), self._tokens.get(key)
         for bucket, what in ((requests, "requests"), (tokens, "tokens")):
             wait_s = bucket.wait_s(1.0, now) if bucket is not None else 0.0
@@ -67,6 +67,12 @@ class Allowances:
             requests.take(1.0)
         if tokens is not None:
             tokens.take(prompt_tokens)
+
+    def give_back(self, key: str, prompt_tokens: int) -> None:
+        """A call that was let in got no worker: it counts for nothing."""
+        for bucket, amount in ((self._requests.get(key), 1.0), (self._tokens.get(key), prompt_tokens)):
+            if bucket is not None:
+                bucket.take(-amount)
 
     def used(self, key: str, output_tokens: int) -> None:
         """A request of `key` ended with so many tokens of output."""

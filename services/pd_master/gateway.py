@@ -1,9 +1,11 @@
 """The front's common core: from an accepted request to its deltas, measured. HTTP and gRPC handlers stand on it."""
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 
 from services.common.config import GatewayConfig
 from services.common.errors import ModelNotFoundError, NoWorkerError, OverloadedError, SluiceError
@@ -81,14 +83,39 @@ class Gateway:
 
         Raises OverloadedError at the limit of requests in work or of the caller's key, and what the dispatcher raises.
         """
-        if self.num_active >= self.config.max_queue:
-            raise OverloadedError(f"{self.num_active} requests are in work, which is the limit", retry_after_s=1.0)
-        self._allowances.admit(current_key.get(), len(request.prompt_ids), now())
+        (live,) = await self.start_all([request], api=api, arrived=arrived)
+        return live
+
+    async def start_all(self, requests: Sequence[Request], *, api: str, arrived: float) -> list[LiveRequest]:
+        """Dispatch all requests of one call, or none: the call is let in as a whole before the first one costs work,
+        and where a later one is refused those before it are ended. Raises as `start`."""
+        if self.num_active + len(requests) > self.config.max_queue:
+            raise OverloadedError(
+                f"{self.num_active} requests are in work and {len(requests)} more came: {self.config.max_queue} is the "
+                "limit",
+                retry_after_s=1.0,
+            )
+        key, num_tokens = current_key.get(), sum(len(request.prompt_ids) for request in requests)
+        self._allowances.admit(key, num_tokens, now())
+        async with contextlib.AsyncExitStack() as started:
+            lives = []
+            for request in requests:
+                live = self._live_request(request, api, arrived)
+                started.push_async_callback(live.aclose)
+                try:
+                    await live.dispatch(self._dispatcher)
+                except SluiceError:
+                    self._allowances.give_back(key, num_tokens)
+                    raise
+                lives.append(live)
+            started.pop_all()
+        return lives
+
+    def _live_request(self, request: Request, api: str, arrived: float) -> LiveRequest:
         live = LiveRequest(request, self.metrics, api=api, arrived=arrived, on_end=self._ended, tracer=self.tracer)
         self._live[request.request_id] = live
         self._idle.clear()
         self.metrics.active.inc()
-        await live.dispatch(self._dispatcher)
         return live
 
     @property

@@ -12,19 +12,23 @@ import pytest
 import pytest_asyncio
 
 from services.common.config import GatewayConfig
+from services.common.errors import OverloadedError
 from services.common.ipc import AttemptKey
 from services.common.messages import MasterRef
 from services.common.options import ConfigError
 from services.common.request import Request, SamplingParams, StopParams
+from services.pd_master.allowance import Limits, RateLimitedError
 from services.pd_master.front import Front
+from services.pd_master.gateway import Gateway
 from services.pd_master.keys import ApiKeys, UnauthenticatedError, current_key
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.model_text import ModelText
+from services.pd_master.tokenizer import TokenizerService
 from services.router.work import WorkKind
 from services.worker.protocol.attempt import Attempt
 from sluice.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.fakes.dispatcher import FakeDispatcher, FakeModel, FakeModels
+from tests.fakes.dispatcher import FakeDispatcher, FakeGeneration, FakeModel, FakeModels
 
 KEY = "sk-0123456789abcdef"
 LIMITED_KEY = KEY + "2"
@@ -114,6 +118,53 @@ async def test_limits_of_a_key_answer_429_with_the_time_to_come_back(front: Fron
         assert answers[-1].json()["error"]["code"] == "rate_limit_exceeded"
         assert 0 < int(answers[-1].headers["retry-after"]) <= 30
         assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_a_call_counts_once_against_its_key_however_many_prompts_it_has(front: Front) -> None:
+    headers = {"Authorization": f"Bearer {LIMITED_KEY}"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{front.http_port}", headers=headers) as client:
+        body = {"model": "tiny", "prompt": ["a", "b", "c", "d"]}
+        answers = [await client.post("/v1/completions", json=body) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+
+
+async def test_a_call_that_finds_no_worker_costs_its_key_nothing_and_leaves_nothing_running(tiny_model: Path) -> None:
+    dispatcher = FakeDispatcher(ModelText(tiny_model).vocabulary)
+    limits = {"bob": Limits(requests_per_minute=1, tokens_per_minute=10)}
+    gateway = Gateway(GatewayConfig(), FakeModels(), dispatcher, TokenizerService(), GatewayMetrics(), limits)
+    requests = [Request(name, "tiny", [1] * 5, SamplingParams(), StopParams(5)) for name in ("first", "second")]
+    token = current_key.set("bob")
+    submit = dispatcher.submit
+
+    async def full_for_the_second(request: Request) -> FakeGeneration:
+        if request.request_id == "second":
+            raise OverloadedError("full")
+        return await submit(request)
+
+    dispatcher.submit = full_for_the_second  # type: ignore[method-assign]
+    for _ in range(3):
+        with pytest.raises(OverloadedError, match="full"):
+            await gateway.start_all(requests, api="test", arrived=0.0)
+    assert gateway.num_active == 0
+    assert all(generation.closed.is_set() for generation in dispatcher.generations)
+    dispatcher.submit = submit  # type: ignore[method-assign]
+    lives = await gateway.start_all(requests, api="test", arrived=0.0)
+    assert gateway.num_active == 2
+    with pytest.raises(RateLimitedError):
+        await gateway.start(requests[0], api="test", arrived=0.0)
+    for live in lives:
+        await live.aclose()
+    current_key.reset(token)
+
+
+async def test_a_call_with_more_prompts_than_places_starts_none_of_them(tiny_model: Path) -> None:
+    dispatcher = FakeDispatcher(ModelText(tiny_model).vocabulary)
+    config = GatewayConfig(max_queue=2)
+    gateway = Gateway(config, FakeModels(), dispatcher, TokenizerService(), GatewayMetrics())
+    requests = [Request(name, "tiny", [1], SamplingParams(), StopParams(5)) for name in ("a", "b", "c")]
+    with pytest.raises(OverloadedError):
+        await gateway.start_all(requests, api="test", arrived=0.0)
+    assert dispatcher.requests == []
 
 
 @pytest.mark.parametrize("limit", ["requests_per_minute", "requests=3", "tokens_per_minute=0", "tokens_per_minute=x"])

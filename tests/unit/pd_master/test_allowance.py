@@ -46,3 +46,13 @@ def test_others_have_no_limit() -> None:
     for _ in range(1000):
         allowances.admit("bob", 10**6, now=0.0)
         allowances.used("bob", 10**6)
+
+
+def test_what_found_no_worker_is_given_back_and_no_more_than_a_minute_is_held() -> None:
+    allowances = Allowances({"alice": Limits(requests_per_minute=1, tokens_per_minute=10)}, now=0.0)
+    for _ in range(3):
+        allowances.admit("alice", 50, now=0.0)
+        allowances.give_back("alice", 50)
+    allowances.admit("alice", 10, now=60.0)
+    with pytest.raises(RateLimitedError):
+        allowances.admit("alice", 1, now=60.0)

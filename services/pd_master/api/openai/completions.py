@@ -47,11 +47,9 @@ class CompletionsEndpoint:
             requests = [await self._request(body, prompt, target, call) for prompt in prompts]
             _check_scores(body, requests)
             async with contextlib.AsyncExitStack() as running:
-                lives = []
-                for request in requests:
-                    live = await self._gateway.start(request, api="completions", arrived=arrived)
+                lives = await self._gateway.start_all(requests, api="completions", arrived=arrived)
+                for live in lives:
                     running.push_async_callback(live.aclose)
-                    lives.append(live)
                 await self._answer(call, body, lives, target, prompts)
 
     async def _request(self, body: CompletionBody, prompt: Prompt, target: Target, call: HttpCall) -> Request:

@@ -51,6 +51,7 @@ class Decoding(Generic[A]):
         """These choices decode in this job from now on; their output goes to the master."""
         attempt.jobs[job_id] = set(choices)
         self._by_job[job_id] = attempt
+        self._tell_scores(attempt)  # of a prompt of one token no part will come
         for choice in sorted(choices):
             attempt.open_log(choice, self._open_log)
             self._masters.publish(attempt, choice)
@@ -61,8 +62,12 @@ class Decoding(Generic[A]):
         if attempt is None or attempt.scores is None:
             return
         attempt.scores.take(part.logprobs)
-        if attempt.scores.is_complete and PromptScored not in attempt.said:
-            self._masters.tell(attempt, PromptScored(attempt.key, attempt.scores.whole()))
+        self._tell_scores(attempt)
+
+    def _tell_scores(self, attempt: A) -> None:
+        scores = attempt.scores
+        if scores is not None and scores.is_complete and PromptScored not in attempt.said:
+            self._masters.tell(attempt, PromptScored(attempt.key, scores.whole()))
 
     def output(self, output: ipc.SequenceOutput) -> None:
         """New tokens of one sequence."""

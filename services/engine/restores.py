@@ -44,14 +44,17 @@ class Restores:
         return bool(self._restores)
 
     def begin(self, job: Job, resumes: int) -> bool:
-        """Take a job with its slots that goes on with what job `resumes` left; False where nothing is kept for it.
+        """Take a job with its slots that goes on with what job `resumes` left; False where nothing is kept for it
+        or where its prompt is still to be scored.
 
         Of the job's one choice. Its `cached_tokens` then count what comes back as well.
         """
         choice = job.choices[0]
         name, own = (resumes, choice), (job.job_id, choice)
         kept = self._cache.find(name, job.tokens)
-        end = 0 if kept is None else min(len(kept.tokens), len(job.tokens) - 1)
+        end = 0
+        if kept is not None and job.sampling.num_prompt_logprobs is None:  # scores need logits, which are not kept
+            end = min(len(kept.tokens), len(job.tokens) - 1)
         if kept is None or end <= job.num_computed:
             self._cache.drop(name)
             return False

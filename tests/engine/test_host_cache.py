@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from services.common import ipc
 from services.common.prompt_logprobs import PromptScores
@@ -301,4 +302,24 @@ def test_a_prompt_that_is_scored_is_computed_anew(llama: Path, depth: int) -> No
     assert len(list(scores.whole())) == len(prompt) - 1
     assert driver.engine.state.counters.kept_sequences == 0
     assert driver.tokens[again.job_id, 0] == reference_greedy(llama, prompt, 2)
+    driver.check()
+
+
+def test_what_is_kept_is_dropped_where_the_prompt_is_still_to_be_scored(llama: Path) -> None:
+    """Whoever resumes it may lack its scores, as they are told a step behind."""
+    driver = driver_of(llama)
+    command, event = preempt(driver)
+    driver.run()
+    sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=2)
+    scored = structs.replace(resume(driver, command, event), sampling=sampling)
+    driver.run(scored)
+    scores = PromptScores(20, 2)
+    for step in driver.said(ipc.StepDone):
+        for _, part in step.prompt_logprobs:
+            scores.take(part)
+    assert len(list(scores.whole())) == 19
+    assert driver.engine.state.counters.restored_sequences == 0
+    assert driver.tokens[command.job_id, 0] + driver.tokens[scored.job_id, 0] == reference_greedy(
+        llama, prompt_of(20), 60
+    )
     driver.check()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from services.common import ipc
+from services.common.ipc import AttemptKey
 from services.common.messages import Failed, FailureCause, Prefilling, Queued, RefusalReason, Refused
 from services.router.work import WorkKind
 from services.worker.jobs import GivenUp, JobEvent
@@ -34,6 +35,8 @@ class Computing(Generic[A]):
         self._eos_token_ids = eos_token_ids
         self._by_job: dict[int, A] = {}
         """Those that wait."""
+        self._jobs: dict[AttemptKey, int] = {}
+        """Their jobs."""
 
     def __len__(self) -> int:
         return len(self._by_job)
@@ -42,16 +45,18 @@ class Computing(Generic[A]):
         """Queue a new attempt."""
         job_id = self._new_id()
         self._masters.add(one, now)
-        self._by_job[job_id] = one
+        self._by_job[job_id], self._jobs[one.key] = one, job_id
         self._masters.tell(one, Queued(one.key))
         admit = one.admit(job_id, self._eos_token_ids)
         self._emit(StartJob(one.work(job_id, WorkKind.LOCAL), admit, one.request.traceparent))
 
     def takes(self, event: JobEvent) -> bool:
         """Whether the event is about one that waits here; then it has been dealt with."""
-        one = self._by_job.pop(event.job_id, None)
+        one = self._by_job.get(event.job_id)
         if one is None:
             return False
+        if isinstance(event, ipc.Admitted | GivenUp | ipc.Ended):
+            del self._by_job[event.job_id], self._jobs[one.key]
         match event:
             case ipc.Admitted(job_id=job_id, cached_tokens=cached):
                 self._masters.tell(one, Prefilling(one.key, cached))
@@ -61,13 +66,12 @@ class Computing(Generic[A]):
                 self._masters.tell(one, Refused(one.key, reason, error.retry_after_s, error.message))
             case ipc.Ended():
                 self._masters.tell(one, Failed(one.key, FailureCause.ENGINE, "the engine ended it before it began"))
-            case _:
-                self._by_job[event.job_id] = one
         return True
 
     def end(self, one: A) -> None:
         """Take it out of the queue, if it waits."""
-        for job_id in [job_id for job_id, other in self._by_job.items() if other is one]:
+        job_id = self._jobs.pop(one.key, None)
+        if job_id is not None:
             del self._by_job[job_id]
             self._emit(EndJob(job_id))
 
@@ -77,3 +81,4 @@ class Computing(Generic[A]):
             self._emit(EndJob(job_id))
             self._masters.tell(one, Refused(one.key, RefusalReason.DRAINING))
         self._by_job.clear()
+        self._jobs.clear()

@@ -1,9 +1,12 @@
 """A decode worker that computes a prompt itself: its master's from the start, nobody else's."""
 
+from typing import Any
+
 import pytest
 
 from services.common import ipc
 from services.common.errors import OverloadedError
+from services.common.ipc import AttemptKey
 from services.common.messages import Abort, Failed, Prefilling, Queued, RefusalReason, Refused
 from services.decode.reservations import DecodeReservations
 from services.router.work import WorkKind
@@ -79,3 +82,24 @@ def test_the_same_submit_again_starts_nothing(bench: Bench) -> None:
     queued(bench)
     bench.master(submit(decode=None))
     assert bench.take(fx.StartJob) == []
+
+
+class Unwalked(dict[int, Any]):
+    """A long queue that nobody may look through."""
+
+    def __iter__(self) -> Any:  # noqa: ANN401
+        raise AssertionError("the whole queue was looked through")
+
+    items = values = keys = __iter__
+
+
+def test_an_attempt_leaves_the_queue_without_a_look_at_the_others(bench: Bench) -> None:
+    keys = [AttemptKey(f"r{number}", 1) for number in range(3)]
+    for key in keys:
+        bench.master(submit(key, decode=None))
+    bench.core._computing._by_job = Unwalked(bench.core._computing._by_job)
+    bench.master(Abort([keys[1]]))
+    assert bench.take(fx.EndJob) == [fx.EndJob(2)]
+    bench.event(ipc.Admitted(1, 0, 3))
+    bench.master(Abort(keys))
+    assert bench.take(fx.EndJob) == [fx.EndJob(1), fx.EndJob(3)]

@@ -89,14 +89,18 @@ class PromptScores:
         """All of them, once they are complete."""
         assert self.is_complete
         parts = self._parts
-        return PromptLogprobs(
-            1,
-            self._num_top,
-            b"".join([part.logprobs for part in parts]),
-            b"".join([part.ranks for part in parts]),
-            b"".join([part.top_ids for part in parts]),
-            b"".join([part.top_logprobs for part in parts]),
-        )
+        if len(parts) != 1:  # joined for good, so that their bytes are not held twice
+            self._parts = [
+                PromptLogprobs(
+                    1,
+                    self._num_top,
+                    b"".join([part.logprobs for part in parts]),
+                    b"".join([part.ranks for part in parts]),
+                    b"".join([part.top_ids for part in parts]),
+                    b"".join([part.top_logprobs for part in parts]),
+                )
+            ]
+        return self._parts[0]
 
 
 def _ints(packed: bytes) -> Sequence[int]:

@@ -113,7 +113,7 @@ def _merge(sums_ptr, stats_ptr, first, splits, head, heads, GROUP_P2: tl.constex
 def _decode_attention(  # noqa: PLR0915 - a kernel is one function
     qkv_ptr, kv_ptr, table_ptr, rows_ptr, lens_ptr, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, items_ptr,
     num_splits_ptr, num_items_ptr, sums_ptr, stats_ptr, arrived_ptr, out_ptr, scale, eps, table_stride,
-    qkv_stride, slot_stride, out_stride,
+    padding_slot, qkv_stride, slot_stride, out_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P2: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_TOKENS: tl.constexpr, STAGES: tl.constexpr,
     MERGE: tl.constexpr, QK_NORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
@@ -138,7 +138,7 @@ def _decode_attention(  # noqa: PLR0915 - a kernel is one function
     start = first_block * BLOCK_TOKENS
     k_ptr = kv_ptr + head * HEAD_DIM
     v_ptr = kv_ptr + (KV_HEADS + head) * HEAD_DIM
-    slots = tl.load(slots_ptr + start + t, mask=start + t < old_tokens, other=0)
+    slots = tl.load(slots_ptr + start + t, mask=start + t < old_tokens, other=padding_slot)
     half: tl.constexpr = ROTARY_DIM // 2
     angle = tl.where(d < half, d, d - half)
     rotary = d < ROTARY_DIM
@@ -173,8 +173,10 @@ def _decode_attention(  # noqa: PLR0915 - a kernel is one function
         position = start + i * BLOCK_TOKENS + t
         offsets = slots.to(tl.int64)[:, None] * slot_stride + d[None, :]
         # The next ids ride along: were they loaded in the iteration that uses them, no load could be ahead of its use.
-        # Past the end all name slot 0, which L2 has: a context a little over a block costs no more than its tokens.
-        slots = tl.load(slots_ptr + position + BLOCK_TOKENS, mask=position + BLOCK_TOKENS < old_tokens, other=0)
+        # Past the end all name the padding slot, which L2 has: a context a little over a block costs no more than its
+        # tokens. Nobody's KV will do, since one that is not finite would reach the output: 0 * NaN is NaN.
+        following = position + BLOCK_TOKENS
+        slots = tl.load(slots_ptr + following, mask=following < old_tokens, other=padding_slot)
         if BLOCK_D == HEAD_DIM:
             k = tl.load(k_ptr + offsets)
             v = tl.load(v_ptr + offsets)
@@ -252,7 +254,7 @@ def decode_attention(
         qkv, kv, slots.table, slots.rows, context_lens, rope.cos, rope.sin,
         rope.q_norm if rope.q_norm is not None else qkv, rope.k_norm if rope.k_norm is not None else qkv,
         plan.items, plan.num_splits, plan.num_items, scratch.sums, scratch.stats, scratch.arrived, out,
-        scale * LOG2_E, rope.eps, slots.table.stride(0), qkv.stride(0), kv.stride(0),
+        scale * LOG2_E, rope.eps, slots.table.stride(0), kv.shape[0] - 1, qkv.stride(0), kv.stride(0),
         out.stride(0),
         KV_HEADS=heads.num_kv_heads, GROUP=heads.group, GROUP_P2=next_power_of_2(heads.group),
         HEAD_DIM=heads.head_dim, ROTARY_DIM=2 * rope.cos.shape[1],

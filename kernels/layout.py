@@ -41,8 +41,8 @@ class Rope:
 class SlotTable:
     """`table [max_rows, width]` int32: request row -> slots; `rows [batch]` int32: batch row -> request row.
 
-    Kernels read whole blocks of tokens: past a request's end they read slot 0 instead, whose values must be finite,
-    but count for nothing.
+    Kernels read whole blocks of tokens: past a request's end they read the pool's last slot instead, the padding slot,
+    whose values must be finite, but count for nothing. No other request's slot is read, whatever its values.
     """
 
     table: torch.Tensor

@@ -29,14 +29,14 @@ class PrefillTuning:
 
 @triton.jit
 def _attend(q, acc, total, top, slots, k_ptr, v_ptr, slots_ptr, first_block, last_block, q_positions, context_len,
-            readable, slot_stride, d, scale, BLOCK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr,
+            readable, padding_slot, slot_stride, d, scale, BLOCK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr,
             BLOCK_D: tl.constexpr, STAGES: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Run blocks `first_block .. last_block`; return the running sum, denominator, maximum and the next slot ids."""
     t = tl.arange(0, BLOCK_KEYS)
     for block in tl.range(first_block, last_block, num_stages=STAGES):
         position = block * BLOCK_KEYS + t
         offsets = slots.to(tl.int64)[:, None] * slot_stride + d[None, :]
-        slots = tl.load(slots_ptr + position + BLOCK_KEYS, mask=position + BLOCK_KEYS < readable, other=0)
+        slots = tl.load(slots_ptr + position + BLOCK_KEYS, mask=position + BLOCK_KEYS < readable, other=padding_slot)
         if BLOCK_D == HEAD_DIM:
             k = tl.load(k_ptr + offsets)
             v = tl.load(v_ptr + offsets)
@@ -59,7 +59,7 @@ def _attend(q, acc, total, top, slots, k_ptr, v_ptr, slots_ptr, first_block, las
 @triton.jit
 def _prefill_attention(
     q_ptr, kv_ptr, table_ptr, rows_ptr, tiles_ptr, query_start_ptr, lens_ptr, out_ptr, scale, table_stride, table_width,
-    q_stride, slot_stride, out_stride,
+    padding_slot, q_stride, slot_stride, out_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -89,13 +89,13 @@ def _prefill_attention(
     blocks = tl.cdiv(tl.minimum(first_position + BLOCK_QUERIES, context_len), BLOCK_KEYS)
     t = tl.arange(0, BLOCK_KEYS)
     readable = tl.minimum(context_len, table_width)  # a chunk of padding may be longer than any request
-    slots = tl.load(slots_ptr + t, mask=t < readable, other=0)
+    slots = tl.load(slots_ptr + t, mask=t < readable, other=padding_slot)
     acc, total, top, slots = _attend(
-        q, acc, total, top, slots, k_ptr, v_ptr, slots_ptr, 0, whole, positions, context_len, readable, slot_stride,
-        d, scale, BLOCK_KEYS, HEAD_DIM, BLOCK_D, STAGES, False, PRECISION)  # fmt: skip
+        q, acc, total, top, slots, k_ptr, v_ptr, slots_ptr, 0, whole, positions, context_len, readable, padding_slot,
+        slot_stride, d, scale, BLOCK_KEYS, HEAD_DIM, BLOCK_D, STAGES, False, PRECISION)  # fmt: skip
     acc, total, top, slots = _attend(
         q, acc, total, top, slots, k_ptr, v_ptr, slots_ptr, whole, blocks, positions, context_len, readable,
-        slot_stride, d, scale, BLOCK_KEYS, HEAD_DIM, BLOCK_D, STAGES, True, PRECISION)  # fmt: skip
+        padding_slot, slot_stride, d, scale, BLOCK_KEYS, HEAD_DIM, BLOCK_D, STAGES, True, PRECISION)  # fmt: skip
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + tokens * out_stride + head * HEAD_DIM + d[None, :], out, mask=live)
 
@@ -152,7 +152,7 @@ def prefill_attention(
     scale = heads.head_dim**-0.5 if scale is None else scale
     _prefill_attention[(heads.num_heads, tiles.shape[0])](
         q, kv, slots.table, slots.rows, tiles, query_start, context_lens, out, scale * LOG2_E, slots.table.stride(0),
-        slots.table.shape[1], q.stride(0), kv.stride(0), out.stride(0),
+        slots.table.shape[1], kv.shape[0] - 1, q.stride(0), kv.stride(0), out.stride(0),
         KV_HEADS=heads.num_kv_heads, GROUP=heads.group, HEAD_DIM=heads.head_dim,
         BLOCK_D=max(next_power_of_2(heads.head_dim), MIN_BLOCK_D),
         BLOCK_QUERIES=tuning.block_queries, BLOCK_KEYS=tuning.block_keys,

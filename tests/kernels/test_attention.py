@@ -29,6 +29,17 @@ def decode(pool: Pool, qkv: torch.Tensor, context_lens: list[int], block: int, t
     return out
 
 
+def prefill(pool: Pool, qkv: torch.Tensor, query_lens: list[int], context_lens: list[int]) -> torch.Tensor:
+    heads, device = pool.heads, qkv.device
+    out = torch.full((sum(query_lens), heads.num_heads * heads.head_dim), float("nan"), device=device, dtype=qkv.dtype)
+    tuning = PrefillTuning(block_queries=16, block_keys=16, stages=2, warps=4)
+    tiles = torch.tensor(prefill_tiles(query_lens, context_lens, 16), dtype=torch.int32, device=device)
+    starts = torch.tensor([0, *query_lens], dtype=torch.int32, device=device).cumsum(0).to(torch.int32)
+    lens = torch.tensor(context_lens, dtype=torch.int32, device=device)
+    prefill_attention(qkv, pool.kv, pool.slots, tiles, starts, lens, heads, out, tuning=tuning)
+    return out
+
+
 def decode_reference(pool: Pool, qkv: torch.Tensor, context_lens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     kv = pool.kv.clone()
     positions = torch.tensor(context_lens, device=qkv.device) - 1
@@ -102,13 +113,32 @@ def test_prefill_attention_equals_reference(
     qkv = torch.randn(sum(query_lens), heads.qkv_width, device=device).to(dtype)
     q, _, _ = reference.split_qkv(qkv, heads)
     expected = reference.attention(q, pool.kv, pool.slots, query_lens, context_lens, heads)
-    out = torch.full((sum(query_lens), heads.num_heads * heads.head_dim), float("nan"), device=device, dtype=dtype)
-    tuning = PrefillTuning(block_queries=16, block_keys=16, stages=2, warps=4)
-    tiles = torch.tensor(prefill_tiles(query_lens, context_lens, 16), dtype=torch.int32, device=device)
-    starts = torch.tensor([0, *query_lens], dtype=torch.int32, device=device).cumsum(0).to(torch.int32)
-    lens = torch.tensor(context_lens, dtype=torch.int32, device=device)
-    prefill_attention(qkv, pool.kv, pool.slots, tiles, starts, lens, heads, out, tuning=tuning)
-    assert_close(out, expected)
+    assert_close(prefill(pool, qkv, query_lens, context_lens), expected)
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_no_slot_of_another_request_reaches_the_output(device: torch.device, phase: str, value: float) -> None:
+    heads, context_lens = Heads(4, 2, 64), [5, 40]
+    pool = make_pool(context_lens, heads, torch.float32, device)
+    own = {
+        int(slot) for row, n in zip(pool.slots.rows, context_lens, strict=True) for slot in pool.slots.table[row, :n]
+    }
+    others = [slot for slot in range(pool.kv.shape[0] - 1) if slot not in own]
+    if 0 in own:  # the first slot is the one that is easily read by mistake: it is another's here
+        pool.slots.table[pool.slots.table == 0] = others[0]
+        pool.kv[others[0]] = pool.kv[0]
+        others[0] = 0
+    qkv = torch.randn(len(context_lens), heads.qkv_width, device=device)
+
+    def attend() -> torch.Tensor:
+        if phase == "decode":
+            return decode(pool, qkv, context_lens, block=16, target=4)
+        return prefill(pool, qkv, [1, 1], context_lens)
+
+    expected = attend()
+    pool.kv[others] = value
+    assert torch.equal(attend(), expected)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class Sequence:
     """None while the job holds the slots."""
     gone: bool = False
     sampler_state: object | None = None
-    """The sampler's own."""
+    """The sampler's own; None once the sequence is gone."""
 
     @property
     def num_tokens(self) -> int:

@@ -146,6 +146,7 @@ class EngineState:
         if sequence.gone:
             return
         sequence.gone = True
+        sequence.sampler_state = None  # counts of its tokens on the device; a runner may remember the sequence
         if sequence.holding is not None:
             self.kv.release(sequence.holding, self.valid_tokens(sequence, num_outputs))
             sequence.holding = None

@@ -241,3 +241,17 @@ def test_penalties_count_of_the_prompt_what_they_are_told_to(llama: Path) -> Non
         sampling = SamplingParams(temperature=0.0, prompt_penalty=scope, **params)
         (tokens,) = driver.outputs(driver.admit(mentioned, 1, sampling=sampling))
         assert tokens == [int(expected.argmax())], scope
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_nothing_on_the_device_is_kept_for_a_sequence_that_is_gone(llama: Path, depth: int) -> None:
+    """A runner remembers the last sequence of each row, for longer than its tokens' counts are of use."""
+    driver = Driver(llama, pipeline_depth=depth)
+    command = driver.admit(
+        prompt_of(5), 6, sampling=SamplingParams(seed=1, presence_penalty=0.5), choices=(0, 1), stop_token_ids=(EOS,)
+    )
+    driver.turn(command)
+    sequences = list(driver.engine.state.jobs[command.job_id].sequences.values())
+    assert all(sequence.sampler_state is not None for sequence in sequences)
+    driver.run()
+    assert all(sequence.gone and sequence.sampler_state is None for sequence in sequences)

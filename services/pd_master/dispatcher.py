@@ -5,8 +5,10 @@ core decides; here its effects are carried out, in order and at once.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 from services.common.messages import Peer, Reconcile, WorkerMessage, WorkerRef
 from services.common.request import Request
@@ -23,7 +25,8 @@ from services.pd_master.selector import USUAL, Policy, Snapshot, choose, choose_
 
 
 class SnapshotChooser:
-    """The selector, on what the registry knows now. The prompt is hashed once for each choice that is made."""
+    """The selector, on what the registry knows now. The prompt is hashed once for each choice that is made, and not at
+    all where there is no choice."""
 
     def __init__(self, snapshot: Callable[[], Snapshot], prefixes: PrefixIndex, policy: Policy) -> None:
         self._snapshot = snapshot
@@ -39,7 +42,33 @@ class SnapshotChooser:
         return choose_decode(request, prefill, excluded, self._snapshot_for(request))
 
     def _snapshot_for(self, request: Request) -> Snapshot:
-        return replace(self._snapshot(), cached_tokens=self._prefixes.cached_tokens(request.prompt_ids))
+        if request.sampling.num_prompt_logprobs is not None:  # scoring computes the whole prompt, whoever holds it
+            return self._snapshot()
+        prompt_ids = request.prompt_ids
+        return replace(self._snapshot(), cached_tokens=_Cached(lambda: self._prefixes.cached_tokens(prompt_ids)))
+
+
+class _Cached(Mapping[WorkerRef, int]):
+    """`PrefixIndex.cached_tokens` when it is first asked for: most looks for a place end before."""
+
+    def __init__(self, find: Callable[[], dict[WorkerRef, int]]) -> None:
+        self._find = find
+
+    @cached_property
+    def _found(self) -> dict[WorkerRef, int]:
+        return self._find()
+
+    def __getitem__(self, worker: WorkerRef) -> int:
+        return self._found[worker]
+
+    def __iter__(self) -> Iterator[WorkerRef]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, worker: WorkerRef, default: Any = None) -> Any:  # noqa: ANN401 - as Mapping's, without its exception
+        return self._found.get(worker, default)
 
 
 class PdDispatcher:

@@ -134,6 +134,11 @@ class Inflight:
     is_over: bool = False
 
     @property
+    def num_engines_down(self) -> int:
+        """Engines that crashed or stood still with an attempt of it inside (R12); one that did both counts once."""
+        return len(self.crashes | self.stalls)
+
+    @property
     def waits_for_scores(self) -> bool:
         """Whether the prompt's log-probabilities are still to come: nothing is delivered before them."""
         return self.request.sampling.num_prompt_logprobs is not None and not self.has_scores

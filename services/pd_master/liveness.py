@@ -14,6 +14,7 @@ themselves (R7).
 Pure: the caller passes the time.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,9 +36,14 @@ class _Worker:
     is_stalled: bool = False
 
     @property
+    def is_silent(self) -> bool:
+        """Not heard of, for a reason that others may share; a refused connection is a reason of its own."""
+        return self.down_since is not None and not self.is_refused
+
+    @property
     def is_in_trouble(self) -> bool:
-        """Silent or stalled, for a reason that others may share; a refused connection is a reason of its own."""
-        return not self.is_refused and (self.is_stalled or self.down_since is not None)
+        """Silent, or heard of and stalled."""
+        return self.is_silent or (self.is_stalled and not self.is_refused)
 
 
 class Lost(NamedTuple):
@@ -80,19 +86,20 @@ class Liveness:
         if known is None:
             return False
         known.is_stalled = is_stalled
-        return is_stalled and not self._is_outage()
+        return is_stalled and not self._is_most(one.is_in_trouble for one in self._workers.values())
 
-    def _is_outage(self) -> bool:
-        return 2 * sum(one.is_in_trouble for one in self._workers.values()) > len(self._workers) > 1
+    def _is_most(self, workers: Iterable[bool]) -> bool:
+        return 2 * sum(workers) > len(self._workers) > 1
 
     def forget(self, worker: WorkerRef) -> None:
         """It is known to be gone by other means."""
         self._workers.pop(worker, None)
 
     def tick(self, now: float) -> list[Lost]:
-        """Return whom to give up. Called several times a second."""
+        """Return whom to give up. Called several times a second. A stalled worker is heard of: this master's network
+        is not what ails it, and it delays no verdict over those that are silent."""
         self._discount_lag(now)
-        hold = self._is_outage()
+        hold = self._is_most(one.is_silent for one in self._workers.values())
         lost = [
             Lost(worker, one.is_refused)
             for worker, one in self._workers.items()

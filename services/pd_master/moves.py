@@ -24,31 +24,37 @@ class Moves:
         decoding = [attempt for attempt in self._index.on(worker).values() if _decodes_on(attempt, worker)]
         share = -(-len(decoding) // max(int(left_s) - 1, 1))
         for attempt in decoding[:share]:
-            self._go_on_elsewhere(attempt, worker, now)
+            attempt.branch.excluded.add(worker)
+            self._go_on_elsewhere(attempt, now)
 
     def leave_stalled(self, worker: WorkerRef, now: float) -> None:
-        """Take all that has a place elsewhere off a worker whose engine stands still. Called each second."""
-        for attempt in list(self._index.on(worker).values()):
-            if _is_alone(attempt) and self._may_stall_again(attempt, worker):
-                if worker == attempt.decode and attempt.stage < Stage.JOINED and not attempt.is_prefill_done:
-                    self._recovery.redirect_if_possible(attempt, worker)
-                else:
-                    self._go_on_elsewhere(attempt, worker, now)
+        """Take all that has a place elsewhere off a worker whose engine stands still and that takes no work meanwhile.
+        Called each second."""
+        alone = [attempt for attempt in self._index.on(worker).values() if _is_alone(attempt)]
+        leaving = [attempt for attempt in alone if self._may_stall_again(attempt, worker)]
+        is_anyone_there = bool(leaving) and self._recovery.is_anyone_there(leaving[0].branch.inflight.request)
+        for attempt in leaving:
+            if worker == attempt.decode and attempt.stage < Stage.JOINED and not attempt.is_prefill_done:
+                self._recovery.redirect_if_possible(attempt)
+            elif is_anyone_there:
+                self._go_on_elsewhere(attempt, now)
 
     @staticmethod
     def _may_stall_again(attempt: MasterAttempt, worker: WorkerRef) -> bool:
         inflight = attempt.branch.inflight
         if attempt.was_inside(worker):
             inflight.stalls.add(str(worker))
-        return len(inflight.crashes | inflight.stalls) < MAX_CRASHES
+        return inflight.num_engines_down < MAX_CRASHES
 
-    def _go_on_elsewhere(self, attempt: MasterAttempt, worker: WorkerRef, now: float) -> None:
+    def _go_on_elsewhere(self, attempt: MasterAttempt, now: float) -> None:
         branch = attempt.branch
-        branch.excluded.add(worker)
+        place = self._recovery.place_for(branch)
+        if place is None:
+            return
         if len(branch.unfinished()) == 1:
-            self._recovery.overlap(branch, now)
-        elif self._recovery.has_place(branch):
-            self._recovery.lost(attempt, now)
+            self._recovery.overlap(branch, place, now)
+        else:
+            self._recovery.lost(attempt, now, place=place)
 
 
 def _is_alone(attempt: MasterAttempt) -> bool:

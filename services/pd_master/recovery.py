@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from services.common.errors import NoWorkerError, OverloadedError, SluiceError, WorkerFailedError
 from services.common.messages import Abort, Redirect, WorkerRef
+from services.common.request import Request
 from services.pd_master.attempt_index import AttemptIndex
 from services.pd_master.effects import Effect, End, Send
 from services.pd_master.inflight import Branch, Chooser, Inflight, MasterAttempt, Pair, Stage
@@ -19,7 +20,7 @@ from services.pd_master.timers import Timers
 RETRY_S = 0.25
 PATIENCE_S = 5.0
 MAX_CRASHES = 2
-"""A request that was in two engines when they crashed is not tried on a third (R12)."""
+"""A request that was in two engines when they crashed or stood still is not tried on a third (R12)."""
 MAX_ATTEMPTS = 32
 """Default bound of one branch's attempts and redirects, whatever they ended from: beyond it something is wrong that
 another one does not mend."""
@@ -87,31 +88,36 @@ class Recovery:
         self._index.add(attempt)
         self._emit(Send(pair.prefill, branch.submit(attempt, now)))
 
-    def overlap(self, branch: Branch, now: float) -> None:
-        """Start the next attempt while the current one goes on, if there is a place (R17)."""
-        try:
-            pair = self.choose(branch)
-        except SluiceError:
-            return
+    def overlap(self, branch: Branch, pair: Pair, now: float) -> None:
+        """Start the next attempt while the current one goes on (R17)."""
         branch.previous = branch.current
         self.start(branch, pair, now)
 
-    def has_place(self, branch: Branch) -> bool:
-        """Whether an attempt could start now."""
+    def place_for(self, branch: Branch) -> Pair | None:
+        """Where an attempt could start now."""
         try:
-            self.choose(branch)
+            return self.choose(branch)
         except SluiceError:
+            return None
+
+    def is_anyone_there(self, request: Request) -> bool:
+        """Whether any worker, full or not, takes requests of this one's model now."""
+        try:
+            self._chooser.pair(request, frozenset())
+        except NoWorkerError:
             return False
+        except SluiceError:
+            return True
         return True
 
-    def retry(self, branch: Branch, now: float) -> None:
-        """Another attempt for a branch that has none."""
+    def retry(self, branch: Branch, now: float, place: Pair | None = None) -> None:
+        """Another attempt for a branch that has none. `place`: where, if that has been chosen already."""
         if branch.inflight.is_over or branch.current is not None:
             return
         if self._is_worn_out(branch):
             return
         try:
-            pair = self.choose(branch)
+            pair = place or self.choose(branch)
         except SluiceError as error:
             branch.excluded.clear()
             if self._has_patience(branch, now):
@@ -144,9 +150,11 @@ class Recovery:
         exclude: WorkerRef | None = None,
         crash: Hashable = None,
         shed: SluiceError | None = None,
+        place: Pair | None = None,
     ) -> None:
         """An attempt is over before its time. `crash` names the crash that took it; `shed` is what the client hears
-        when a worker refused for load, nothing was delivered and no other takes it."""
+        when a worker refused for load, nothing was delivered and no other takes it; `place`: where the next one may
+        start, if that has been chosen already."""
         branch = attempt.branch
         inflight = branch.inflight
         self.drop(attempt)
@@ -158,15 +166,18 @@ class Recovery:
             branch.previous = None
         elif branch.previous is not None:
             branch.current, branch.previous = branch.previous, None
-        elif len(inflight.crashes) >= MAX_CRASHES:
-            self.fail(inflight, WorkerFailedError(f"{MAX_CRASHES} engines crashed while they held this request"))
+        elif inflight.num_engines_down >= MAX_CRASHES:
+            problem = f"{MAX_CRASHES} engines crashed or stood still while they held this request"
+            self.fail(inflight, WorkerFailedError(problem))
         else:
             branch.current = None
-            self._replace(branch, now, shed)
+            self._replace(branch, now, shed, place)
 
-    def _replace(self, branch: Branch, now: float, shed: SluiceError | None) -> None:
+    def _replace(self, branch: Branch, now: float, shed: SluiceError | None, place: Pair | None) -> None:
         if shed is None:
-            for one in _split(branch):
+            first, *others = _split(branch)
+            self.retry(first, now, place)
+            for one in others:
                 self.retry(one, now)
             return
         try:
@@ -201,10 +212,9 @@ class Recovery:
             return
         self._move(attempt, Pair(attempt.pair.prefill, peer))
 
-    def redirect_if_possible(self, attempt: MasterAttempt, exclude: WorkerRef) -> None:
+    def redirect_if_possible(self, attempt: MasterAttempt) -> None:
         """As `redirect`, but it stays where it is when no other decode worker takes it."""
         branch = attempt.branch
-        branch.excluded.add(exclude)
         prefill = attempt.pair.prefill
         try:
             peer = self._chooser.decode(branch.inflight.request, prefill, frozenset(branch.excluded))

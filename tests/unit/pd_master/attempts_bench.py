@@ -36,20 +36,24 @@ SUBMIT_ORDER = ((P0, D0), (P1, D1), (P0, D1), (P1, D0))
 
 
 class InOrder:
-    """The first pair of a fixed order that is not excluded."""
+    """The first pair of a fixed order that takes work and is not excluded."""
 
     def __init__(self) -> None:
         self.nobody = False
+        self.closed: set[WorkerRef] = set()
+        """They take no work now, as a stalled worker does not."""
+        self.num_asked = 0
 
     def pair(self, request: Request, excluded: frozenset[WorkerRef]) -> Pair:
+        self.num_asked += 1
         for prefill, decode in SUBMIT_ORDER:
-            if not self.nobody and not excluded & {prefill, decode}:
+            if not self.nobody and not (excluded | self.closed) & {prefill, decode}:
                 return Pair(prefill, Peer(decode, "d:1"))
         raise NoWorkerError(f"nobody for {request.model}")
 
     def decode(self, request: Request, prefill: WorkerRef, excluded: frozenset[WorkerRef]) -> Peer:
         for decode in (D0, D1):
-            if not self.nobody and decode not in excluded:
+            if not self.nobody and decode not in excluded | self.closed:
                 return Peer(decode, "d:1")
         raise NoWorkerError(f"no decode worker for {request.model} on {prefill}")
 
@@ -81,6 +85,11 @@ class Bench:
         """Events of an attempt."""
         for event in events:
             self.said += self.core.from_worker(worker, event, now)
+
+    def stall(self, worker: WorkerRef, now: float = 6.0) -> None:
+        """Its engine stands still, as it says each second."""
+        self.chooser.closed.add(worker)
+        self.said += self.core.worker_stalled(worker, now)
 
     def output(self, worker: WorkerRef, key: AttemptKey, delta: Delta, now: float = 1.0) -> None:
         """New tokens."""

@@ -86,4 +86,12 @@ def test_when_most_engines_stall_or_fall_silent_nothing_moves() -> None:
     assert liveness.stalled(WORKERS[0], is_stalled=True)
     assert not liveness.stalled(WORKERS[1], is_stalled=True)
     assert not liveness.stalled(WORKERS[0], is_stalled=True)
-    assert lost_by(liveness, 7.75) == [], "the silent one is not given up early either"
+
+
+def test_stalled_workers_are_heard_and_delay_no_verdict_over_silent_ones() -> None:
+    liveness = present(*WORKERS)
+    liveness.down(WORKERS[2], 0.0)
+    liveness.stalled(WORKERS[0], is_stalled=True)
+    liveness.stalled(WORKERS[1], is_stalled=True)
+    assert lost_by(liveness, 2.25) == []
+    assert [one.worker for one in lost_by(liveness, 3.0, 2.5)] == [WORKERS[2]]

@@ -119,11 +119,11 @@ class LiveRequest:
             raise
         self._outcome = "completed"
 
-    def listen(self, listener: Listener) -> None:
-        """As `Generation.listen`, for a request of one choice; those of several gain from one write for all."""
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """As `Generation.listen`. Nothing is heard of several choices: they gain from one write for all."""
         assert self._generation is not None, "dispatched first"
-        if self.request.num_choices == 1:
-            self._generation.listen(partial(self._heard, listener))
+        heard = partial(self._heard, listener) if self.request.num_choices == 1 else _hears_nothing
+        return self._generation.listen(heard)
 
     def _heard(self, listener: Listener, delta: Delta) -> bool:
         if not listener(delta):
@@ -236,6 +236,10 @@ class LiveRequest:
             request.client_request_id or "-",
             extra={"request_id": request.request_id},
         )
+
+
+def _hears_nothing(_: Delta) -> bool:
+    return False
 
 
 def _failure(finish: Finish) -> SluiceError:

@@ -82,13 +82,13 @@ class HttpCall:
     def name_answer(self, request_id: str, header: bytes = b"x-request-id") -> None:
         """Say in a response header which request this is. The client's own id, where it sent one, has its place."""
         if header not in (name for name, _ in self.headers_out):
-            self.headers_out.append((header, request_id.encode()))
+            self.headers_out.append((header, request_id.encode("latin-1")))  # as `header` has read a client's own
 
     async def body(self, max_bytes: int) -> bytes:
         """The whole body. Raises RequestTooLargeError, by the declared length before anything is read, and
         ClientGoneError when the client leaves in the middle of it."""
         declared = self.header(b"content-length")
-        if declared.isdigit() and int(declared) > max_bytes:
+        if declared.isdecimal() and int(declared) > max_bytes:
             raise _too_large(max_bytes)
         parts: list[bytes] = []
         size = 0
@@ -134,34 +134,36 @@ class HttpCall:
 
     async def write(self, events: bytes) -> None:
         """Send encoded events; waits while the client's socket is full."""
-        await self._finish_begun()
+        await self.flush()
         self.write_now(events)
-        await self._finish_begun()
+        await self.flush()
 
     @property
     def is_full(self) -> bool:
         """Whether events wait for the client's socket: `write_now` is not allowed."""
         return self._unfinished is not None
 
-    def write_now(self, events: bytes) -> None:
-        """Send encoded events from wherever the caller is, with no task in between; what the socket cannot take is sent
-        before whatever is written next."""
+    def write_now(self, events: bytes) -> bool:
+        """Send encoded events from wherever the caller is, with no task in between. False: the socket cannot take them
+        now, and they are sent by `flush`, or before whatever is written next."""
         assert self._unfinished is None, "asked before is_full was"
         message = {"type": "http.response.body", "body": events, "more_body": True}
         sending = cast(Coroutine[Any, Any, None], self._send(message))
         try:
             waits_for = sending.send(None)
         except StopIteration:
-            return
+            return True
         self._unfinished = _Begun(sending, waits_for)
+        return False
 
     async def end(self, events: bytes = b"") -> None:
         """Send the last events and end the stream."""
-        await self._finish_begun()
+        await self.flush()
         self.finished = True
         await self._send({"type": "http.response.body", "body": events})
 
-    async def _finish_begun(self) -> None:
+    async def flush(self) -> None:
+        """Finish what `write_now` has begun; waits while the client's socket is full."""
         if self._unfinished is not None:
             try:
                 await self._unfinished

@@ -231,9 +231,13 @@ def test_penalties_count_of_the_prompt_what_they_are_told_to(llama: Path) -> Non
     repeated[seen] = torch.where(logits[seen] > 0, logits[seen] / 5.0, logits[seen] * 5.0)
     subtracted = logits.clone()
     subtracted[seen] -= 500.0
+    winner = int(logits.argmax())
+    assert winner in mentioned
+    assert winner not in (int(repeated.argmax()), int(subtracted.argmax())), "what counts of the prompt would not show"
     cases: list[tuple[PromptPenalty, dict[str, Any], torch.Tensor]] = [
         (PromptPenalty.NONE, {"repetition_penalty": 5.0, "presence_penalty": 500.0}, logits),
-        (PromptPenalty.REPETITION, {"repetition_penalty": 5.0, "presence_penalty": 500.0}, repeated),
+        (PromptPenalty.REPETITION, {"repetition_penalty": 5.0}, repeated),
+        (PromptPenalty.REPETITION, {"presence_penalty": 500.0}, logits),
         (PromptPenalty.ALL, {"repetition_penalty": 5.0}, repeated),
         (PromptPenalty.ALL, {"presence_penalty": 500.0}, subtracted),
     ]

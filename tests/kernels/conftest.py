@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when `kernels` is imported: before any test module
-
 from triton.runtime import interpreter
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

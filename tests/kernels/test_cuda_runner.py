@@ -32,6 +32,8 @@ from tests.engine.tiny import EOS, FAMILIES, make_model, make_worded_model, prom
 HAS_CARD = torch.cuda.is_available()
 TOKENS, LAYERS = (5, 3) if HAS_CARD else (3, 2)  # interpreted steps take seconds
 SHOWN = (*FAMILIES, "gemma3", "gpt-neox", "olmo2") if HAS_CARD else ("llama-biased", "qwen3-moe", "gemma3")
+BRIEFLY = () if HAS_CARD else ("llama3-rope", "qwen2")
+"""Differ from those by a rotation and a bias: a short run under the interpreter shows it."""
 Engines = Callable[..., Driver]
 
 
@@ -74,6 +76,16 @@ def test_greedy_equals_transformers(family: str, engine: Engines, folder_of: Cal
     outputs = driver.outputs(*(driver.admit(prompt, TOKENS, stop_token_ids=(EOS,)) for prompt in prompts))
     assert outputs == [reference_greedy(folder, prompt, TOKENS) for prompt in prompts]
     driver.check()
+
+
+@pytest.mark.parametrize("family", BRIEFLY)
+def test_two_greedy_tokens_of_one_prompt_equal_transformers(
+    family: str, engine: Engines, folder_of: Callable[[str], Path]
+) -> None:
+    folder = folder_of(family)
+    driver = engine(folder, max_running_requests=1)
+    (output,) = driver.outputs(driver.admit(prompt_of(19), 2, stop_token_ids=(EOS,)))
+    assert output == reference_greedy(folder, prompt_of(19), 2)
 
 
 def test_a_cached_prefix_and_a_second_wave_give_the_same_tokens(

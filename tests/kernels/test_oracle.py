@@ -44,6 +44,13 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SHAPE, **EXPERTS)),
 }
 REAL = os.environ.get("SLUICE_ORACLE_MODEL")
+CASES = [
+    (name, dtype)
+    for name in (*MODELS, *(["real"] if REAL else []))
+    for dtype in ("float32", "bfloat16")
+    # A rounded near tie in a router picks another expert: nothing bounds what follows.
+    if (name, dtype) != ("qwen3-moe", "bfloat16")
+]
 NEW_TOKENS = 48
 MAX_SPACINGS = 2
 """Of bfloat16 numbers of the logits' size: two candidates so close may come out either way round, as they do between
@@ -71,11 +78,8 @@ def prompts_for(name: str, folder: Path) -> list[list[int]]:
     return [torch.randint(0, 8192, (length,)).tolist() for length in (1, 2, 17, 64, 100, 129, 200, 333, 513, 700)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [*MODELS, *(["real"] if REAL else [])])
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_greedy_equals_transformers_on_the_card(folders: dict[str, Path], name: str, dtype: str) -> None:
-    if name == "qwen3-moe" and dtype == "bfloat16":
-        pytest.skip("a rounded near tie in a router picks another expert: no bound on what follows")
     folder = folders[name]
     driver = Driver(folder, backend="cuda", dtype=dtype, num_kv_tokens=32_768, chunk_tokens=512,
                     max_running_requests=32, max_context_tokens=2048)  # fmt: skip

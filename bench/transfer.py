@@ -8,8 +8,8 @@
 `copy` copies such messages one after the other within this process, from a page here to memory of the peer's device.
 `raw` keeps `depth` tagged sends in flight between the same pages by UCXX's synchronous API in a busy loop, with no
 protocol but the same UCX settings: what UCX itself reaches. `kv` pushes through `KvSender` and `KvReceiver` as engines
-do, without gather and scatter: `depth` payloads move at once, of four times as many pages. Rounds of all three take
-turns; the median counts.
+do, without gather and scatter: `depth` payloads move at once, and both processes have four times as many pages as the
+largest depth asked for. A push that does not land ends the run. Rounds of all three take turns; the median counts.
 """
 
 from __future__ import annotations

@@ -13,7 +13,15 @@ from bench.transfer_copy import Copier
 from bench.transfer_raw import RawReceiver, RawSender
 from services.common.ipc import AttemptKey
 from services.engine.transfer.config import TransferConfig
-from services.engine.transfer.events import PeerAddress, PeerLost, PeerProven, Pushed, Received, SenderEvent
+from services.engine.transfer.events import (
+    PeerAddress,
+    PeerLost,
+    PeerProven,
+    Pushed,
+    PushOutcome,
+    Received,
+    SenderEvent,
+)
 from services.engine.transfer.page_memory import HostMemory, PageMemory
 from services.engine.transfer.pages import Page, PagePool
 from services.engine.transfer.receiver import KvReceiver
@@ -101,6 +109,15 @@ def give_back(pages: list[Page]) -> None:
         page.release()
 
 
+def _landed(event: SenderEvent) -> bool:
+    """Whether it is the end of a push. Raises SystemExit for one whose bytes are not with the peer."""
+    if not isinstance(event, Pushed):
+        return False
+    if event.outcome is not PushOutcome.LANDED:
+        raise SystemExit(f"a push did not land: {event}")
+    return True
+
+
 class Pair:
     """The sending process's half, and the life of the other."""
 
@@ -145,7 +162,7 @@ class Pair:
         return case.gb_per_s(seconds)
 
     def kv(self, case: Case) -> float:
-        """GB/s of pushes, from the first to the last answer."""
+        """GB/s of pushes, from the first to the last answer. Ends the run where one of them did not land."""
         assert self._sender is not None
         started = time.perf_counter()
         sent = answered = 0
@@ -153,7 +170,7 @@ class Pair:
             while sent < case.num_messages and (page := self._pool.acquire()) is not None:
                 self._sender.push("decode", KEY, sent, 1, page, case.num_bytes)
                 sent += 1
-            answered += sum(isinstance(event, Pushed) for event in self._events(self._sender))
+            answered += sum(_landed(event) for event in self._events(self._sender))
         return case.gb_per_s(time.perf_counter() - started)
 
     def close(self) -> None:

@@ -6,7 +6,8 @@
 Random weights: the Llama-3.1-8B shape in bfloat16 on a card, a small one in float32 on a CPU. A step's time is that of
 a turn of the loop that reported one (on a CPU its processor time, so that other programs do not count); turns that only
 wait, and the few that check integrity, are left out. Ends with status 1 and the reasons when something leaked, the pool
-was not full, or a step took more than 5 times the median (the first is free: it compiles).
+was not full, memory grew, or a step took more than 5 times the median (the first is free: it compiles). The device's
+memory may not grow at all; the host's may grow to its working set in the first quarter, and little after.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ SMALL_SHAPE = SHAPE | {
 }  # fmt: skip
 MOST_SLOWER = 5.0
 LEAST_USE = 0.95
+MOST_HOST_GROWTH_MIB = 256.0
+WARM_SHARE = 0.25
+"""Of the time: larger batches than before still come, and with them larger buffers."""
 _CHECK_EVERY_S, _TELL_EVERY_S = 5.0, 5.0
 
 
@@ -69,6 +73,10 @@ class Record:
     """Share of the pool that somebody holds; cached prefixes do not count."""
     what: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    host_growth_mib: float = 0.0
+    """Of the process's largest size, from the end of the warm-up."""
+    device_growth_mib: float = 0.0
+    """From before the first step to after the last job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class Report:
     finished_early: int
     counters: dict[str, float]
     host_growth_mib: float
+    """See Record."""
     device_growth_mib: float
 
 
@@ -113,13 +122,19 @@ class Soak:
 
     def run(self, seconds: float) -> None:
         """Soak, then end everything and look at what is left."""
+        host_mib, device_mib = memory_mib()
+        is_warm = False
         while (now := time.monotonic()) - self._began < seconds:
             if now - self._checked > _CHECK_EVERY_S:
                 self._check()
             if now - self._told > _TELL_EVERY_S:
                 self._tell(now)
+            if not is_warm and now - self._began > WARM_SHARE * seconds:
+                is_warm, host_mib = True, memory_mib()[0]
             self._turn()
         self._drain()
+        after = memory_mib()
+        self.record.host_growth_mib, self.record.device_growth_mib = after[0] - host_mib, after[1] - device_mib
 
     def _turn(self) -> None:
         commands = self.traffic.commands()
@@ -161,6 +176,9 @@ class Soak:
 
     def _tell(self, now: float) -> None:
         self._told = now
+        if not self.record.times:
+            print(f"{now - self._began:6.0f} s  no step yet", file=sys.stderr, flush=True)
+            return
         record, counters = self.record, self.engine.state.counters
         print(
             f"{now - self._began:6.0f} s  {len(record.times)} steps, median {1e3 * np.median(record.times):.2f} ms, "
@@ -179,6 +197,10 @@ def full_from(use: list[float]) -> list[float]:
 def violations(record: Record) -> list[str]:
     """What the soak must not show; empty when all is well."""
     found = list(record.problems)
+    if record.device_growth_mib > 0:
+        found.append(f"the device's memory grew by {record.device_growth_mib:.3f} MiB")
+    if record.host_growth_mib > MOST_HOST_GROWTH_MIB:
+        found.append(f"the host's memory grew by {record.host_growth_mib:.0f} MiB; {MOST_HOST_GROWTH_MIB:.0f} may be")
     full = full_from(record.use)
     if not full or np.mean(full) < LEAST_USE:
         found.append(f"the pool was {np.mean(full or [0]):.1%} full; {LEAST_USE:.0%} is asked for")
@@ -192,7 +214,7 @@ def slow_steps(times: list[float]) -> list[int]:
     return [i for i, took in enumerate(times) if i and took > limit]
 
 
-def report(soak: Soak, seconds: float, grown: tuple[float, float]) -> Report:
+def report(soak: Soak, seconds: float) -> Report:
     """Sum up."""
     record, traffic, backend = soak.record, soak.traffic, soak.engine._runner.backend
     times = 1e3 * np.array(record.times[1:])
@@ -211,8 +233,8 @@ def report(soak: Soak, seconds: float, grown: tuple[float, float]) -> Report:
         aborted=traffic.num_aborted,
         finished_early=traffic.num_finished,
         counters=counters,
-        host_growth_mib=grown[0],
-        device_growth_mib=grown[1],
+        host_growth_mib=record.host_growth_mib,
+        device_growth_mib=record.device_growth_mib,
     )
 
 
@@ -237,10 +259,8 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     gc.disable()  # as the engine process does
-    before = memory_mib()
     soak.run(options.seconds)
-    after = memory_mib()
-    summed = report(soak, options.seconds, (after[0] - before[0], after[1] - before[1]))
+    summed = report(soak, options.seconds)
     for name, value in asdict(summed).items():
         print(f"{name:18} {value:.3f}" if isinstance(value, float) else f"{name:18} {value}")
     wrong = violations(soak.record)

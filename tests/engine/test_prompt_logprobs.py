@@ -137,6 +137,22 @@ def test_logits_are_made_a_block_at_a_time(llama: Path, monkeypatch: pytest.Monk
     assert_exact(llama, prompt, scores_of(driver, admit.job_id, len(prompt)))
 
 
+@pytest.mark.parametrize("family", ["gemma3", "gpt-neox"])
+def test_no_family_makes_logits_of_a_whole_chunk(
+    family: str, model_of: Any, monkeypatch: pytest.MonkeyPatch  # noqa: ANN401
+) -> None:  # fmt: skip
+    monkeypatch.setattr(prompt_scoring, "_BLOCK_LOGITS", 1000)
+    folder, prompt = model_of(family), prompt_of(50)
+    driver = Driver(folder, chunk_tokens=64)
+    rows: list[int] = []
+    head = driver.engine._runner._decoder._model.get_output_embeddings()  # type: ignore[attr-defined]
+    head.register_forward_hook(lambda _head, _given, logits: rows.append(logits.shape[1]))
+    admit = driver.admit(prompt, 2, sampling=asked())
+    driver.run(admit)
+    assert max(rows) == 4
+    assert_exact(folder, prompt, scores_of(driver, admit.job_id, len(prompt)))
+
+
 def test_a_hand_over_says_them_before_it_holds(llama: Path) -> None:
     driver, prompt = Driver(llama), prompt_of(40)
     admit = driver.admit(prompt, 5, sampling=asked(), hand_over=True)

@@ -1,13 +1,13 @@
 """Any decoder of `transformers` that has no file of its own here: its modules compute, our pool and attention attend.
 
-    ids, positions ─> the model's own forward ─> attention of layer i: q, k, v, rotated ─> `attend` ─> ... ─> logits
+    ids, positions ─> the model's body ─> attention of layer i: q, k, v, rotated ─> `attend` ─> ... ─> hidden states
+    hidden states ─> the model's own forward, its body left out ─> logits
 
 All tokens of a step are one row `[1, num_tokens]` with positions of their own; the model's cache and masks are not
 used. It is slower than a family's own file: nothing is fused, and no step is captured. What the attention of a model
 asks for, beyond plain causal attention over its keys, is seen in a first forward of two tokens, and refused by name.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -50,7 +50,9 @@ class GenericDecoder:
         from transformers import AttentionInterface
 
         self._model = model
-        self._takes_wanted = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._body = model.get_decoder()
+        self._body_output: Any = None
+        """The class of what the body returns, once it was probed."""
         self._attend: Attend | None = None
         self._seen: Seen | None = None
         self._layer = 0
@@ -60,32 +62,49 @@ class GenericDecoder:
         AttentionInterface.register(name, self._attention)
         model.set_attn_implementation(name)
 
-    def compute(self, ids: Tensor, positions: Tensor, wanted: Tensor | None, attend: Attend) -> Tensor:
-        """Logits `[num_wanted, vocab_size]` of a step.
-
-        ids, positions: [num_tokens]; wanted: the tokens whose logits are needed, all where it is None.
-        """
-        self._attend, self._layer = attend, 0
-        keep: dict[str, Tensor] = {"logits_to_keep": wanted} if wanted is not None and self._takes_wanted else {}
-        out = self._model(input_ids=ids[None], position_ids=positions[None], use_cache=False, **keep)
-        logits: Tensor = out.logits[0]
-        return logits if wanted is None or keep else logits[wanted]
-
     def states(self, ids: Tensor, wanted: Tensor | None, ops: Ops) -> Tensor:
-        """What `logits` takes, of a step's tokens `wanted` or of all: the logits themselves."""
-        return self.compute(ids, ops.positions, wanted, ops.attend_rotated)
+        """Hidden states [n, hidden_size] of a step's tokens `wanted` [n], or of all: what `logits` takes."""
+        return self.hidden(ids, ops.positions, wanted, ops.attend_rotated)
 
-    def logits(self, states: Tensor, ops: Ops) -> Tensor:  # noqa: ARG002  as of a Decoder
-        """[n, vocab_size] of the tokens that are sampled from."""
-        return states
+    def logits(self, hidden: Tensor, ops: Ops) -> Tensor:  # noqa: ARG002  as of a Decoder
+        """[n, hidden_size] -> [n, vocab_size] of the tokens that are sampled from."""
+        return self.head(hidden)
+
+    def hidden(self, ids: Tensor, positions: Tensor, wanted: Tensor | None, attend: Attend) -> Tensor:
+        """As `states`; ids, positions: [num_tokens]."""
+        hidden: Tensor = self._run(self._body, ids, positions, attend).last_hidden_state[0]
+        return hidden if wanted is None else hidden[wanted]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """As `logits`. Some families scale or cap what their head says: the model's own forward does that."""
+
+        def given(*_args: object, **_options: object) -> Any:  # noqa: ANN401
+            return self._body_output(last_hidden_state=hidden[None])
+
+        self._body.forward = given  # of this module alone: the class's own is behind it
+        try:
+            ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+            logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+        finally:
+            del self._body.forward
+        return logits
 
     def probe(self, device: torch.device) -> Seen:
         """Run two tokens; returns what attention asks for. Raises ConfigError for what is not supported."""
         self._seen = seen = Seen()
         ids = torch.arange(2, device=device)
-        logits = self.compute(ids, ids, None, lambda layer, q, k, v, scale: torch.zeros_like(q))  # noqa: ARG005
+        logits = self._run(self._model, ids, ids, _attend_nothing).logits[0]
         self.vocab_size, self._seen = logits.shape[-1], None
+        body = self._run(self._body, ids, ids, _attend_nothing)
+        self._body_output = type(body)
+        if not torch.allclose(self.head(body.last_hidden_state[0]), logits, rtol=1e-2, atol=1e-2, equal_nan=True):
+            raise _unsupported("a head that takes more than the body's hidden states")
         return seen
+
+    def _run(self, module: Any, ids: Tensor, positions: Tensor, attend: Attend) -> Any:  # noqa: ANN401
+        """The output of the model or its body for a step; ids, positions: [num_tokens]."""
+        self._attend, self._layer = attend, 0
+        return module(input_ids=ids[None], position_ids=positions[None], use_cache=False)
 
     def _attention(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,  # noqa: ANN401
@@ -123,6 +142,10 @@ class GenericDecoder:
         self._seen.keys.append(tuple(key.shape))
         window = options.get("sliding_window")
         self._seen.windows += [window] if isinstance(window, int) else []
+
+
+def _attend_nothing(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:  # noqa: ARG001
+    return torch.zeros_like(q)
 
 
 def _unsupported(what: str) -> ConfigError:

@@ -26,8 +26,8 @@ class EagerStep:
     def __init__(self, decoder: GenericDecoder, heads: Heads, pool: Tensor, tuning: PrefillTuning) -> None:
         self._decoder, self._heads, self._pool, self._tuning = decoder, heads, pool, tuning
 
-    def __call__(self, batch: PrefillBatch) -> Tensor:
-        """Write the chunks' K and V; return logits `[n, vocab]` of `logits_tokens`, then of `scored`."""
+    def states(self, batch: PrefillBatch) -> Tensor:
+        """Write the chunks' K and V; return hidden states `[n, hidden]` of `logits_tokens`, then of `scored`."""
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
             pool = self._pool[layer]
@@ -42,7 +42,11 @@ class EagerStep:
         wanted = batch.logits_tokens.long()
         if batch.scored is not None:
             wanted = torch.cat((wanted, batch.scored.long()))
-        return self._decoder.compute(batch.ids.long(), batch.positions.long(), wanted, attend)
+        return self._decoder.hidden(batch.ids.long(), batch.positions.long(), wanted, attend)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """`[n, hidden]` -> `[n, vocab]`."""
+        return self._decoder.head(states)
 
 
 class EagerPrefill:
@@ -56,13 +60,14 @@ class EagerPrefill:
         return stage_chunks(batch, self._table, self._staging, self._block_queries)
 
     def launch(self, chunks: PrefillBatch) -> tuple[Tensor, Tensor | None]:
-        """Return the logits of the chunks that end their prompts, and of the scored tokens, where there are any."""
-        logits, n = self._step(chunks), chunks.logits_tokens.numel()
-        return logits[:n], None if chunks.scored is None else logits[n:]
+        """Return the logits of the chunks that end their prompts, and the final states of the scored tokens, where
+        there are any."""
+        states, n = self._step.states(chunks), chunks.logits_tokens.numel()
+        return self._step.logits(states[:n]), None if chunks.scored is None else states[n:]
 
     def logits(self, states: Tensor) -> Tensor:
-        """Of the scored tokens, which they are already."""
-        return states
+        """As `EagerStep.logits`."""
+        return self._step.logits(states)
 
 
 class EagerDecode:
@@ -96,7 +101,7 @@ class EagerDecode:
             logits_tokens=self._numbers[:num_rows],
             whole=None,
         )
-        self.logits[:num_rows] = self._step(batch)
+        self.logits[:num_rows] = self._step.logits(self._step.states(batch))
         sampled = self.sampled[:num_rows]
         argmax(self.logits[:num_rows], sampled, self._scratch)
         scatter_ints(sampled, rows, self._table.next_ids)

@@ -4,7 +4,9 @@ A count is `0` where the process is to choose it itself; units are in the names.
 """
 
 import dataclasses
+import re
 from typing import Literal
+from urllib.parse import urlsplit
 
 from services.common.options import ConfigError, Options, option
 
@@ -14,6 +16,8 @@ Backend = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "random"]
 DiscoveryKind = Literal["static", "kubernetes"]
 PORT_MAX = 65535
+_HOST = re.compile(r"[\w.:-]+", re.ASCII)
+_URL_TO_EXTEND = re.compile(r"(?:(?![?#])[!-~])+")
 
 
 def split_address(text: str, key: str) -> tuple[str, int]:
@@ -22,6 +26,17 @@ def split_address(text: str, key: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or not 0 < int(port) <= PORT_MAX:
         raise ConfigError(f"{key}: {text!r} is not allowed; it takes host:port with a port from 1 to {PORT_MAX}")
     return host.strip("[]"), int(port)
+
+
+def check_collector(text: str) -> None:
+    """Raise ConfigError unless `text` is a URL that spans can be sent below."""
+    try:
+        url = urlsplit(text)
+        is_good = url.scheme in {"http", "https"} and _HOST.fullmatch(url.hostname or "") and url.port != 0
+    except ValueError:  # brackets that do not close, a port that is no number or too large
+        is_good = False
+    if not is_good or not _URL_TO_EXTEND.fullmatch(text):
+        raise ConfigError(f"--otlp-endpoint: {text!r} is not allowed; it takes http://host:port or https://host:port")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +51,12 @@ class LogOptions(Options):
         group="logs",
         metavar="URL",
     )
+
+    def check(self) -> None:
+        """A collector's address is a URL."""
+        super().check()
+        if self.otlp_endpoint is not None:
+            check_collector(self.otlp_endpoint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,10 @@ _MAX_WAITING = 8192
 """Spans kept for a collector that does not answer; beyond it the oldest go."""
 _BATCH = 512
 _EVERY_S = 1.0
+_ANSWER_S = 5.0
+"""How long a collector may take to answer."""
+_FLUSH_S = 3.0
+"""How long the last spans may take in all, however many there are: somebody waits for this process to end."""
 _ERROR = 2
 
 
@@ -74,7 +78,7 @@ def new_span_id() -> str:
 
 
 class Exporter:
-    """One per process, on its event loop: `add` at any time, `run` sends until it is cancelled."""
+    """One per process, on its event loop: `add` at any time, `run` sends until it is cancelled, and a little longer."""
 
     def __init__(self, endpoint: str, service: str, instance: str) -> None:
         """`endpoint`: the collector's address without a path; `service`: what Jaeger and the like group by."""
@@ -88,16 +92,23 @@ class Exporter:
         self._waiting.extend(spans)
 
     async def run(self) -> None:
-        """Send what there is every second, and once more at the end."""
+        """Send what there is every second, and once more at the end, for up to `_FLUSH_S`."""
         import httpx2  # only those who trace pay for an HTTP client
 
-        async with httpx2.AsyncClient(timeout=5.0, trust_env=False) as client:
+        async with httpx2.AsyncClient(timeout=_ANSWER_S, trust_env=False) as client:
             try:
                 while True:
                     await asyncio.sleep(_EVERY_S)
                     await self._send(client)
             finally:
+                await self._flush(client)
+
+    async def _flush(self, client: "httpx2.AsyncClient") -> None:
+        try:
+            async with asyncio.timeout(_FLUSH_S):
                 await self._send(client)
+        except TimeoutError:
+            log.warning("the last spans are lost: the collector did not take them within %g s", _FLUSH_S)
 
     async def _send(self, client: "httpx2.AsyncClient") -> None:
         import httpx2

@@ -117,6 +117,7 @@ class Worker:
         ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         engine = asyncio.create_task(self.engine.run(lambda event: self._dispatch(event, ready)))
         life = asyncio.create_task(self._live(ready, model))
+        traces = asyncio.create_task(self._send_traces())
         try:
             await asyncio.wait({engine, life}, return_when=asyncio.FIRST_COMPLETED)
             if life.done():
@@ -128,6 +129,16 @@ class Worker:
             life.cancel()
             await asyncio.gather(life, return_exceptions=True)
             await self._end(engine)
+            traces.cancel()  # last: a collector that does not answer keeps no master waiting
+            await asyncio.gather(traces, return_exceptions=True)
+
+    async def _send_traces(self) -> None:
+        """Until cancelled. Requests are served without them too."""
+        if self._exporter is not None:
+            try:
+                await self._exporter.run()
+            except Exception:
+                log.exception("no more traces are sent")
 
     def _dispatch(self, event: ipc.Event, ready: "asyncio.Future[EngineReady]") -> None:
         match event:
@@ -156,8 +167,6 @@ class Worker:
         async with asyncio.TaskGroup() as tasks:
             service, jobs = self._set_up(ready.result(), model)
             background = [tasks.create_task(service.beat()), tasks.create_task(jobs.router.run())]
-            if self._exporter is not None:
-                background.append(tasks.create_task(self._exporter.run()))
             await self._server.start()
             await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
             self.serving.set()
@@ -171,8 +180,7 @@ class Worker:
         broken = asyncio.create_task(service.broken.wait())
         try:
             await asyncio.wait({stopping, broken}, return_when=asyncio.FIRST_COMPLETED)
-            if broken.done():
-                raise WorkerBrokenError("the worker's state cannot be trusted any more; the cause stands above")
+            _check_whole(service)
         finally:
             broken.cancel()
 
@@ -224,13 +232,14 @@ class Worker:
         log.info("draining: %d jobs", len(jobs))
         service.drain(self._config.drain_s)
         await self._health.enter_graceful_shutdown()
-        drained, stuck = asyncio.create_task(service.drained.wait()), asyncio.create_task(self._until_stuck())
-        ends = {drained, stuck}
+        waits = (service.drained.wait(), service.broken.wait(), self._until_stuck())
+        ends = [asyncio.ensure_future(wait) for wait in waits]
         await asyncio.wait(ends, timeout=self._config.drain_s, return_when=asyncio.FIRST_COMPLETED)
-        if not drained.done():
-            log.warning("%d jobs are given up: %s", len(jobs), self.status.stalled() or "the time to drain is over")
         for task in ends:
             task.cancel()
+        _check_whole(service)
+        if not service.drained.is_set():
+            log.warning("%d jobs are given up: %s", len(jobs), self.status.stalled() or "the time to drain is over")
 
     async def _until_stuck(self) -> None:
         """A wedged engine finishes nothing: there is no point in giving it time."""
@@ -262,3 +271,8 @@ class Worker:
     def _metrics_page(self) -> Page:
         self.status.feed_gauges()
         return Page(200, self._metrics.render(), METRICS_TYPE)
+
+
+def _check_whole(service: WorkerService) -> None:
+    if service.broken.is_set():
+        raise WorkerBrokenError("the worker's state cannot be trusted any more; the cause stands above")

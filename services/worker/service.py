@@ -96,7 +96,12 @@ class WorkerService:
         """Set while draining, once nothing is left: no job here, no attempt that a present master still wants."""
 
     def hand_in(self, act: Callable[[float], list[fx.Effect]]) -> None:
-        """Call the core with `now` and carry out its effects; what comes up meanwhile waits its turn."""
+        """Call the core with `now` and carry out its effects; what comes up meanwhile waits its turn.
+
+        Once something has failed nothing more is said to the core, whose state can be wrong.
+        """
+        if self.broken.is_set():
+            return
         self._inputs.append(act)
         if self._busy:
             return

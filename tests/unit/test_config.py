@@ -48,3 +48,18 @@ def test_up_needs_both_roles_or_a_mixed_worker() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         UpConfig(decode=0)
     assert UpConfig(prefill=0, decode=0, mixed=1).model == ""
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["collector:4318", "http://", "http://[::1", "http://a:b", "http://a:99999", "ftp://a", "http://a?b", "http://\n"],
+)
+def test_a_collector_without_a_usable_url_is_named_at_start(url: str) -> None:
+    for cls, argv in ((WorkerConfig, ["--model=m"]), (GatewayConfig, []), (UpConfig, [])):
+        with pytest.raises(ConfigError, match="--otlp-endpoint: .* it takes http://host:port"):
+            read(cls, [*argv, f"--otlp-endpoint={url}"], {})
+
+
+@pytest.mark.parametrize("url", ["http://collector:4318", "https://[::1]:4318/", "http://10.0.0.1/otlp"])
+def test_a_collector_may_be_anywhere_on_http(url: str) -> None:
+    assert read(WorkerConfig, ["--model=m", f"--otlp-endpoint={url}"], {}).otlp_endpoint == url

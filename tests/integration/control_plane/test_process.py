@@ -144,6 +144,49 @@ async def test_a_failing_core_ends_the_worker() -> None:
         await m.until(lambda: m.links[one.address].error is not None)
 
 
+async def test_a_core_that_fails_while_the_worker_drains_ends_it_at_once() -> None:
+    async with workers(prefill) as (p,):
+        d = await RunningWorker("decode", "--step-s", "0.05", drain_s=600.0).serving()
+        async with master(p.address, d.address) as m:
+            await m.pair(p.address, d.address)
+            request = make_request([5, 6, 7], 5000)
+            m.submit(request, p.address, d.address)
+            await m.event(request, Joined)
+            d.worker.stop()
+            await m.until(lambda: m.last_heartbeat(d.address).draining)
+
+            def fail(*_: object) -> list[object]:
+                raise AssertionError("an invariant does not hold")
+
+            assert d.worker.service is not None
+            d.worker.service.core.from_master = fail  # type: ignore[method-assign,assignment]
+            m.reconcile()
+            with pytest.raises(ExceptionGroup, match="unhandled errors") as caught:
+                await asyncio.wait_for(d.task, 20)
+            assert caught.group_contains(WorkerBrokenError)
+
+
+async def test_streams_end_before_the_last_spans_are_sent() -> None:
+    one = RunningWorker("decode", otlp_endpoint="http://127.0.0.1:1")
+    streams_ended = asyncio.Event()
+
+    async def run_with_a_slow_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await streams_ended.wait()
+
+    assert one.worker._exporter is not None
+    one.worker._exporter.run = run_with_a_slow_end  # type: ignore[method-assign]
+    await one.serving()
+    async with master(one.address) as m:
+        one.worker.engine.kill()
+        await m.until(lambda: m.links[one.address].error is not None)
+        streams_ended.set()
+        with pytest.raises(EngineLostError):
+            await asyncio.wait_for(one.task, 10)
+
+
 async def test_grpc_health_and_reflection_name_the_services() -> None:
     async with workers(decode) as (d,), rpc.channel(d.address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]

@@ -1,0 +1,35 @@
+"""The exporter of spans towards a collector that is no good."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from services.common import tracing
+from services.common.tracing import INTERNAL, Exporter, Span
+
+SPAN = Span("a" * 32, "b" * 16, "", "stage", INTERNAL, 0.0, 1.0, {})
+
+
+async def test_the_last_spans_have_one_bound_however_slow_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "_FLUSH_S", 0.05)
+    monkeypatch.setattr(tracing, "_EVERY_S", 600.0)
+    monkeypatch.setattr(tracing, "_ANSWER_S", 600.0)
+    asked, done = asyncio.Event(), asyncio.Event()
+
+    async def never_answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await done.wait()
+        writer.close()
+
+    server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
+    exporter = Exporter(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "sluice-test", "0")
+    running = asyncio.create_task(exporter.run())
+    await asyncio.sleep(0)
+    exporter.add(SPAN)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.wait_for(running, 30)
+    assert asked.is_set()
+    done.set()
+    server.close()

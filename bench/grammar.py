@@ -1,7 +1,9 @@
 """What a grammar costs a decode step: the engine's whole loop with and without one, in one run.
 
     python -m bench.grammar [--model FOLDER] [--backend cpu] [--rows 32] [--steps 48] [--rounds 5] [--temperature 1]
+    python -m bench.grammar --random --backend cuda --dtype bfloat16
 
+`--random` takes random weights of the Llama-3.1-8B shape, all 128,256 logits of it, with the model's tokenizer.
 Rounds alternate between rows that are free and rows held to a JSON schema, with equal prompts and sampling, so that
 whatever else the machine does falls on both. A step's time is the time from one step's results to the next's, over
 steps that only decode all rows. Of a round the fastest tenth counts, which other load on the machine disturbs least;
@@ -12,12 +14,15 @@ import argparse
 import json
 import os
 import random
+import shutil
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in the engine process; it must stand before torch loads
 
+from bench.engine import SHAPE
 from services.cli.demo_model import demo_model_folder
 from services.common import ipc
 from services.common.request import GrammarKind, GrammarSpec, SamplingParams
@@ -43,9 +48,10 @@ SCHEMA = {"type": "array", "items": _ORDER, "minItems": 200}
 class Rows:
     """One engine, turned in this process."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, model: Path) -> None:
         config = EngineConfig(
-            endpoint="", model=str(options.model), backend=options.backend, dtype=options.dtype,
+            endpoint="", model=str(model), backend=options.backend, dtype=options.dtype,
+            load_format="random" if options.random else "safetensors",
             num_threads=options.threads, num_kv_tokens=options.rows * (options.steps + 96) + 1024,
             max_running_requests=options.rows,
         )  # fmt: skip
@@ -82,10 +88,22 @@ def _admit(job_id: int, sampling: SamplingParams, num_tokens: int) -> ipc.Admit:
     return ipc.Admit(job_id, key, ipc.pack_ids(prompt), sampling, stop, arrival=float(job_id))
 
 
+def _random_model(source: Path, folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    for file in source.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
+
+
 def main() -> None:
     """Print both times and what the grammar adds."""
     options = _parse()
-    rows = Rows(options)
+    with tempfile.TemporaryDirectory() as folder:
+        _compare(options, _random_model(options.model, Path(folder)) if options.random else options.model)
+
+
+def _compare(options: argparse.Namespace, model: Path) -> None:
+    rows = Rows(options, model)
     grammar = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
     free: list[float] = []
     bound: list[float] = []
@@ -105,6 +123,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=demo_model_folder())
+    parser.add_argument("--random", action="store_true", help="see above; FOLDER may hold a tokenizer alone")
     parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=1)

@@ -78,9 +78,10 @@ class Certificates:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.files.cert, self.files.key)
+            cert, key = Path(self.files.cert).read_bytes(), Path(self.files.key).read_bytes()
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"{', '.join(self.files.options[:2])}: {error}") from error
-        return Pems(Path(self.files.cert).read_bytes(), Path(self.files.key).read_bytes(), self._authorities(context))
+        return Pems(cert, key, self._authorities(context))
 
     def _authorities(self, context: ssl.SSLContext) -> bytes | None:
         if self.files.ca is None:

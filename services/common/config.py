@@ -23,7 +23,7 @@ _URL_TO_EXTEND = re.compile(r"(?:(?![?#])[!-~])+")
 def split_address(text: str, key: str) -> tuple[str, int]:
     """Split `host:port`; raises ConfigError naming `key`. An IPv6 host may stand in brackets."""
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) <= PORT_MAX:
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
         raise ConfigError(f"{key}: {text!r} is not allowed; it takes host:port with a port from 1 to {PORT_MAX}")
     return host.strip("[]"), int(port)
 

@@ -56,7 +56,7 @@ class Front:
 
     @property
     def http_port(self) -> int:
-        """Where HTTP is served."""
+        """Where HTTP is served, or was until the front stopped."""
         return self._http.port
 
     @property

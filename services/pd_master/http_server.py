@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Generator
 from typing import Any
 
@@ -46,6 +47,8 @@ class HttpServer:
         """
         self._tls, self._renew_s = tls, renew_s
         self._socket = _listen(host, port, stall_s)
+        self.port: int = self._socket.getsockname()[1]
+        """The port it listens on, or did until it was stopped."""
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -67,12 +70,6 @@ class HttpServer:
         self._config = config
         self._server = _QuietServer(config)
 
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        port: int = self._socket.getsockname()[1]
-        return port
-
     async def serve(self) -> None:
         """Runs until `stop`, then until running answers have ended or the drain time is over."""
         renewing = asyncio.create_task(self._renew(self._tls)) if self._tls else None
@@ -81,13 +78,18 @@ class HttpServer:
             renewing.cancel()
 
     async def _renew(self, tls: Certificates) -> None:
-        """New connections get the certificate that the files hold: the TLS context is changed in its place."""
+        """New connections get the certificate that the files hold: the TLS context is changed in its place. Files that
+        are replaced just then may not load; the next look takes them."""
         shown = tls.current()
         while True:
             await asyncio.sleep(self._renew_s)
             if (pems := tls.current()) is not shown and self._config.ssl is not None:
-                self._config.ssl.load_cert_chain(tls.files.cert, tls.files.key)
-                shown = pems
+                try:
+                    self._config.ssl.load_cert_chain(tls.files.cert, tls.files.key)
+                except (OSError, ssl.SSLError) as error:
+                    log.warning("the renewed certificate is not shown yet: %s", error)
+                else:
+                    shown = pems
 
     async def started(self) -> None:
         """Returns when connections are accepted."""

@@ -73,7 +73,7 @@ def _limits(words: list[str], where: str) -> Limits:
     found: dict[str, int] = {}
     for word in words:
         name, _, value = word.partition("=")
-        if name not in _LIMITS or name in found or not value.isdigit() or int(value) < 1:
+        if name not in _LIMITS or name in found or not value.isdecimal() or int(value) < 1:
             allowed = " or ".join(f"{limit}=N" for limit in _LIMITS)
             raise ConfigError(f"{where}: {word!r} is not allowed; a limit is {allowed}, once")
         found[name] = int(value)

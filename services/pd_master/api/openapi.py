@@ -1,5 +1,6 @@
-"""The OpenAPI document of the HTTP API, made from the types that parse the bodies and hold the answers, so that it
-cannot differ from them."""
+"""The OpenAPI document of the HTTP API, made from types. Bodies are parsed by theirs, so of bodies it cannot say
+anything else; whole answers are type-checked; events are joined from bytes, and only tests compare them with their
+types."""
 
 from importlib import metadata
 from typing import Any

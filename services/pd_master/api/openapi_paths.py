@@ -43,7 +43,7 @@ class Post(NamedTuple):
 
 
 class Get(NamedTuple):
-    """A path that only answers: JSON of the type `answer`, or another kind of content."""
+    """A path that only answers: JSON of the type `answer`, or what no type describes, of any kind of content."""
 
     summary: str
     answer: type | None = None

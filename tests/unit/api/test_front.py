@@ -71,8 +71,10 @@ async def test_what_outlasts_the_drain_gets_an_error_event(tiny_model: Path) -> 
 
 async def test_idle_front_stops_at_once(running: Running) -> None:
     assert (await running.http.get("/readiness")).status_code == 200
+    port = running.front.http_port
     running.stop.set()
     await asyncio.wait_for(running.served, 2)
+    assert running.front.http_port == port, "whoever asks for it while the front stops still learns it"
 
 
 async def _refused(running: Running) -> None:

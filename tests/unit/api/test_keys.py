@@ -167,7 +167,9 @@ async def test_a_call_with_more_prompts_than_places_starts_none_of_them(tiny_mod
     assert dispatcher.requests == []
 
 
-@pytest.mark.parametrize("limit", ["requests_per_minute", "requests=3", "tokens_per_minute=0", "tokens_per_minute=x"])
+@pytest.mark.parametrize(
+    "limit", ["requests_per_minute", "requests=3", "tokens_per_minute=0", "tokens_per_minute=x", "tokens_per_minute=²"]
+)
 def test_a_limit_that_makes_no_sense_is_named(tmp_path: Path, limit: str) -> None:
     with pytest.raises(ConfigError, match="line 1.*requests_per_minute=N"):
         ApiKeys.load(write(tmp_path, f"alice {KEY} {limit}\n"))

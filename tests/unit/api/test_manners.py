@@ -79,6 +79,12 @@ async def test_an_answer_carries_the_clients_request_id_or_our_own(api: Api, pat
     assert streamed.headers["x-request-id"] == "trace-8"
 
 
+async def test_a_request_id_beyond_ascii_comes_back_byte_for_byte(api: Api) -> None:
+    path = "/v1/chat/completions"
+    answer = await api.http.post(path, json=POSTS[path], headers={b"x-request-id": b"trace-\xe9"})
+    assert [value for name, value in answer.headers.raw if name.lower() == b"x-request-id"] == [b"trace-\xe9"]
+
+
 async def test_errors_carry_the_clients_request_id(api: Api) -> None:
     for path in ("/v1/chat/completions", "/v1/messages", "/nowhere"):
         refused = await api.http.post(path, json={}, headers={"x-request-id": "trace-9"})

@@ -99,6 +99,58 @@ def test_a_renewal_that_does_not_fit_its_key_changes_nothing(tmp_path: Path, cap
     assert tls.current().cert == (folder / "server.pem").read_bytes() != before.cert
 
 
+@pytest.mark.parametrize("gone", ["server.pem", "server.key"])
+def test_files_that_vanish_while_they_are_read_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gone: str
+) -> None:
+    folder = make_authority(tmp_path / "tls")
+    make_certificate(folder, "server")
+    tls = read_tls(config_of(folder))
+    assert tls is not None
+    before = tls.current()
+    make_certificate(folder, "server")
+    read_bytes = Path.read_bytes
+
+    def vanished(path: Path) -> bytes:
+        if path.name == gone:
+            raise FileNotFoundError(path)
+        return read_bytes(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", vanished)
+        assert tls.current() is before
+    assert "not used" in caplog.text
+    assert tls.current().cert == (folder / "server.pem").read_bytes() != before.cert
+
+
+@pytest.mark.parametrize("error", [ssl.SSLError("mismatch"), FileNotFoundError("gone")])
+async def test_a_renewal_that_fails_to_load_is_tried_again(tmp_path: Path, error: OSError) -> None:
+    folder = make_authority(tmp_path / "tls")
+    make_certificate(folder, "server")
+    tls = read_tls(config_of(folder))
+    assert tls is not None
+    http = HttpServer(None, "127.0.0.1", 0, drain_s=1, stall_s=5, tls=tls, renew_s=0.01)
+    served = asyncio.create_task(http.serve())
+    await http.started()
+    loaded = asyncio.Event()
+    failures = [error, error]
+
+    class Context:
+        """The server's, whose next two loads fail."""
+
+        def load_cert_chain(self, cert: str, key: str) -> None:
+            assert (cert, key) == (str(folder / "server.pem"), str(folder / "server.key"))
+            if failures:
+                raise failures.pop()
+            loaded.set()
+
+    http._config.ssl = Context()  # type: ignore[assignment]
+    make_certificate(folder, "server")
+    await asyncio.wait_for(loaded.wait(), 10)
+    http.stop()
+    await served
+
+
 async def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
     folder = make_authority(tmp_path / "tls")
     make_certificate(folder, "server")

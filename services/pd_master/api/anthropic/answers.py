@@ -48,15 +48,6 @@ class AnswerMessage(MessageHead, Stop):
     usage: MessageUsage
 
 
-class BlockDelta(TypedDict):
-    """What an event adds to the open block: text, thoughts, or JSON text of a call's input."""
-
-    type: Literal["text_delta", "thinking_delta", "input_json_delta"]
-    text: NotRequired[str]
-    thinking: NotRequired[str]
-    partial_json: NotRequired[str]
-
-
 class MessageEvent(TypedDict):
     """One event of a message stream; which fields it has follows from its type."""
 

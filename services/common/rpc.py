@@ -14,6 +14,9 @@ KEEPALIVE_TIME_MS = 2_000
 """Pings on a connection: with the timeout below, a peer that vanished without a FIN breaks its streams in 4 s."""
 KEEPALIVE_TIMEOUT_MS = 2_000
 
+CONNECT_TIMEOUT_MS = 5_000
+"""How long a peer may take to answer a connection, TLS included: a busy one, or one far away, takes its time."""
+
 _LIMITS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -35,7 +38,8 @@ _SERVER_ONLY = [
 _CHANNEL_ONLY = [
     # Sessions have a backoff of their own; the channel's grows to two minutes, in which a worker is back long ago.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # By its name the shortest pause between attempts, in truth the shortest time that an attempt is given.
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # Sessions to different incarnations must not share a connection.
     ("grpc.use_local_subchannel_pool", 1),

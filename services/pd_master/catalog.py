@@ -42,6 +42,8 @@ class Catalog:
         """Told of each model that comes or changes, so that its tokenizer is ready before its first request."""
         self._models: dict[str, ServedModel] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-tokenizers-")
+        self._sources: dict[str, dict[str, tuple[WorkerHello, grpc.aio.Channel]]] = {}
+        """By group, then by worker: who can still be asked for files that are not here."""
         self._fetches: dict[str, asyncio.Task[None]] = {}
         """By group."""
 
@@ -58,12 +60,14 @@ class Catalog:
         return found
 
     def seen(self, hello: WorkerHello, channel: grpc.aio.Channel) -> None:
-        """A worker said hello: fetch its group's files unless they are here or on their way."""
+        """A worker said hello: fetch its group's files unless they are here. The channel stays open for its session."""
         known = self._models.get(hello.model)
-        fetch = self._fetches.get(hello.group)
-        if (known is not None and known.group == hello.group) or (fetch is not None and not fetch.done()):
+        if known is not None and known.group == hello.group:
             return
-        self._fetches[hello.group] = asyncio.create_task(self._fetch(hello, channel))
+        self._sources.setdefault(hello.group, {})[hello.worker.worker_id] = hello, channel
+        fetch = self._fetches.get(hello.group)
+        if fetch is None or fetch.done():
+            self._fetches[hello.group] = asyncio.create_task(self._fetch(hello.group))
 
     async def close(self) -> None:
         """End fetches and remove the files."""
@@ -72,14 +76,27 @@ class Catalog:
         await asyncio.gather(*self._fetches.values(), return_exceptions=True)
         self._folder.cleanup()
 
-    async def _fetch(self, hello: WorkerHello, channel: grpc.aio.Channel) -> None:
+    async def _fetch(self, group: str) -> None:
+        """Ask one worker of the group after the other, for as long as any has a session."""
+        sources = self._sources[group]
+        while sources:
+            worker_id = next(iter(sources))
+            hello, channel = sources.pop(worker_id)
+            try:
+                await self._take(hello, channel)
+            except (asyncio.CancelledError, grpc.aio.UsageError):  # the channel was closed: it will say hello again
+                if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                    raise
+            except (grpc.aio.AioRpcError, SluiceError, TimeoutError) as error:
+                log.warning("tokenizer of group %s from %s: %s", group, worker_id, error)
+                sources.setdefault(worker_id, (hello, channel))
+                await asyncio.sleep(_RETRY_S)
+            else:
+                sources.clear()
+
+    async def _take(self, hello: WorkerHello, channel: grpc.aio.Channel) -> None:
         folder = Path(tempfile.mkdtemp(dir=self._folder.name))
-        try:
-            await tokenizer_files.fetch(channel, folder)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError, SluiceError, TimeoutError) as error:
-            # The link says hello again when its session comes back; a worker without files is told of here only.
-            log.warning("tokenizer of group %s from %s: %s", hello.group, hello.worker.worker_id, error)
-            return
+        await tokenizer_files.fetch(channel, folder)
         limits = hello.limits
         self._models[hello.model] = ServedModel(
             hello.model, hello.group, folder, limits.max_context_tokens, limits.vocab_size, limits.eos_token_ids

@@ -185,7 +185,7 @@ class Cluster:
                 process.kill()
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until the gateway sees every worker that runs, with every pair proven."""
+        """Until the gateway serves a model and sees every worker that runs, with every pair proven."""
         deadline = time.monotonic() + timeout_s
         while not self._all_ready():
             for process in self.processes.values():
@@ -201,7 +201,10 @@ class Cluster:
             return False
         num_pairs = self._num_running("prefill") * self._num_running("decode")
         status, body = http_get(self.url + "/get_server_info")
-        return status == 200 and json.loads(body)["num_pairs"] == num_pairs
+        if status != 200:
+            return False
+        info = json.loads(body)
+        return bool(info["models"]) and info["num_pairs"] == num_pairs
 
     def _num_running(self, role: str) -> int:
         return sum(process.running for process in self.workers(role))

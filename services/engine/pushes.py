@@ -123,9 +123,16 @@ class Pushes:
         log.debug("push of %s to %s", job.key.request_id, command.peer_id, extra={"request_id": job.key.request_id})
 
     def end(self, job: Job) -> None:
-        """The job ends: nothing more of it is gathered or sent; Ended is said once all pages of it are back."""
-        self._stop(job)
-        self._computed_at.pop(job.job_id, None)
+        """The job ends: nothing more of it is gathered or sent; Ended is said once all pages of it are back.
+
+        Where the peer has joined it, all has landed there, and only the transfer's own word of that may still be on its
+        way: PushDone comes before Ended.
+        """
+        push = self._active.get(job.job_id)
+        if push is None or not (job.is_joined and push.is_gathered):
+            self._stop(job)
+        elif push.num_pages == 0:
+            self._tell_over(push, None)
         if job.num_pages_moving == 0:
             self._tell(PagesBack(job.job_id))
 
@@ -155,9 +162,15 @@ class Pushes:
                 self._num_ranks_clear[job_id] += 1
                 if self._num_ranks_clear[job_id] == self._ranks:
                     del self._num_ranks_clear[job_id]
-                    self._state.say_ended(self._state.jobs[job_id])
+                    self._clear(self._state.jobs[job_id])
             case _:
                 self._pairs.hear(note)
+
+    def _clear(self, job: Job) -> None:
+        """All pages of a job that has ended are back, on every rank."""
+        self._stop(job)  # a rank may have dropped its part of a push that others let land
+        self._computed_at.pop(job.job_id, None)
+        self._state.say_ended(job)
 
     def _advance(self, push: _Push) -> None:
         """Gather whole pages, and the rest of a chunk when nothing more of it can come."""
@@ -219,7 +232,8 @@ class Pushes:
         if push is None or push.over:
             return
         if note.failure is not None:
-            self._fail(push, PushOutcome(note.failure))
+            if not push.job.is_over:  # else the peer had joined it before the connection broke
+                self._fail(push, PushOutcome(note.failure))
             return
         push.num_ranks_done += 1
         push.total_bytes += note.num_bytes

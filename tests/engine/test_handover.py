@@ -1,5 +1,6 @@
 """Prefill engine -> UCX -> decode engine, two real processes: the same tokens as one model, and nothing left over."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,29 @@ def test_an_abort_before_the_join_leaves_nothing(pair: Pair) -> None:
     pair.place(admit, pair.reserve(admit).cached_tokens)
     pair.first_tokens(admit)
     pair.abort_on_both(admit)
+    pair.check()
+
+
+def test_a_push_is_accounted_for_though_its_release_comes_before_the_transfers_own_answer(pair: Pair) -> None:
+    admit = pair.admit(prompt_of(15, seed=12), 9)
+    pair.prefill.send(admit)
+    pair.first_tokens(admit)
+    pair.reserve(admit)
+    pair.decode.process.send_signal(signal.SIGSTOP)
+    try:
+        pair.place(admit, 0)
+        pair.prefill.send(ipc.CheckIntegrity(2))
+        pair.prefill.wait(ipc.Integrity)
+        pair.prefill.send(ipc.Release(admit.job_id))
+        pair.prefill.send(ipc.CheckIntegrity(3))
+        pair.prefill.wait(ipc.Integrity, lambda answer: answer.token == 3)
+    finally:
+        pair.decode.process.send_signal(signal.SIGCONT)
+    pair.prefill.wait(ipc.Ended)
+    ends = [type(event) for event in pair.prefill.events if getattr(event, "job_id", None) == admit.job_id]
+    assert ends[-2:] == [ipc.PushDone, ipc.Ended]
+    pair.decode.send(ipc.Abort(admit.job_id))
+    pair.finish(admit)
     pair.check()
 
 

@@ -6,7 +6,6 @@ A count is `0` where the process is to choose it itself; units are in the names.
 import dataclasses
 import re
 from typing import Literal
-from urllib.parse import urlsplit
 
 from services.common.options import ConfigError, Options, option
 
@@ -16,8 +15,10 @@ Backend = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "random"]
 DiscoveryKind = Literal["static", "kubernetes"]
 PORT_MAX = 65535
-_HOST = re.compile(r"[\w.:-]+", re.ASCII)
-_URL_TO_EXTEND = re.compile(r"(?:(?![?#])[!-~])+")
+_COLLECTOR = re.compile(
+    r"https?://([\w.~%:-]+@)?([\w.-]+|\[[\da-f:.]+\])(:(?P<port>\d{1,5}))?(/((?![?#])[!-~])*)?",
+    re.ASCII | re.IGNORECASE,
+)
 
 
 def split_address(text: str, key: str) -> tuple[str, int]:
@@ -30,12 +31,8 @@ def split_address(text: str, key: str) -> tuple[str, int]:
 
 def check_collector(text: str) -> None:
     """Raise ConfigError unless `text` is a URL that spans can be sent below."""
-    try:
-        url = urlsplit(text)
-        is_good = url.scheme in {"http", "https"} and _HOST.fullmatch(url.hostname or "") and url.port != 0
-    except ValueError:  # brackets that do not close, a port that is no number or too large
-        is_good = False
-    if not is_good or not _URL_TO_EXTEND.fullmatch(text):
+    url = _COLLECTOR.fullmatch(text)
+    if url is None or not 0 < int(url["port"] or PORT_MAX) <= PORT_MAX:
         raise ConfigError(f"--otlp-endpoint: {text!r} is not allowed; it takes http://host:port or https://host:port")
 
 

@@ -119,7 +119,7 @@ class Exporter:
             try:
                 answer = await client.post(self._url, content=body, headers={"Content-Type": "application/json"})
                 answer.raise_for_status()
-            except httpx2.HTTPError as error:
+            except (httpx2.HTTPError, httpx2.InvalidURL) as error:
                 log.warning("%d spans are lost: %s %s", len(batch), type(error).__name__, error)
                 return
 

@@ -52,7 +52,17 @@ def test_up_needs_both_roles_or_a_mixed_worker() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["collector:4318", "http://", "http://[::1", "http://a:b", "http://a:99999", "ftp://a", "http://a?b", "http://\n"],
+    [
+        "collector:4318",
+        "http://",
+        "http://[::1",
+        "http://a:b",
+        "http://a:99999",
+        "ftp://a",
+        "http://[::1]x",
+        "http://a?b",
+        "http://\n",
+    ],
 )
 def test_a_collector_without_a_usable_url_is_named_at_start(url: str) -> None:
     for cls, argv in ((WorkerConfig, ["--model=m"]), (GatewayConfig, []), (UpConfig, [])):

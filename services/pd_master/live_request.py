@@ -18,11 +18,11 @@ from services.common.tracing import Attribute
 from services.pd_master.backend import Dispatcher, Generation, Listener
 from services.pd_master.keys import current_key
 from services.pd_master.metrics import GatewayMetrics
+from services.pd_master.prompt_only import FAILURES, bare_ends, of_one_token
 from services.pd_master.tracing import Times, Tracer, current_parent
 
 log = logging.getLogger(__name__)
 
-_FAILURES = (FinishReason.ERROR, FinishReason.ABORT)
 _CHAT_APIS = frozenset({"chat", "messages", "responses"})
 
 
@@ -30,7 +30,10 @@ STAGES = ("queued", "prefilling", "transferring", "decoding")
 
 
 class LiveRequest:
-    """Iterate it once for its deltas; then, or whenever the client is gone, `aclose` it."""
+    """Iterate it once for its deltas; then, or whenever the client is gone, `aclose` it.
+
+    Of a request for no tokens at all only the prompt is of interest (`services.pd_master.prompt_only`).
+    """
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class LiveRequest:
             request = msgspec.structs.replace(request, traceparent=traceparent, caller=self.key)
         self.request = request
         self.num_output_tokens = 0
+        self._has_output = request.stop.max_new_tokens > 0
         self._metrics = metrics
         self._api = api
         self._arrived = arrived
@@ -96,7 +100,7 @@ class LiveRequest:
         self._dispatched = self._clock()
         self._metrics.prepare.observe(self._dispatched - self._arrived)
         try:
-            self._generation = await dispatcher.submit(self.request)
+            self._generation = await dispatcher.submit(self.request if self._has_output else of_one_token(self.request))
         except SluiceError as error:
             self._end(error.code)
             raise
@@ -109,7 +113,8 @@ class LiveRequest:
         """Batches of deltas. Raises SluiceError when the request fails, also when one choice of it does."""
         assert self._generation is not None, "dispatched first"
         try:
-            async for deltas in self._generation:
+            async for generated in self._generation:
+                deltas = generated if self._has_output else bare_ends(generated)
                 self._measure(deltas)
                 yield deltas
             if self._interrupted is not None:
@@ -120,9 +125,11 @@ class LiveRequest:
         self._outcome = "completed"
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """As `Generation.listen`. Nothing is heard of several choices: they gain from one write for all."""
+        """As `Generation.listen`. Nothing is heard of several choices, which gain from one write for all, and of output
+        that is dropped."""
         assert self._generation is not None, "dispatched first"
-        heard = partial(self._heard, listener) if self.request.num_choices == 1 else _hears_nothing
+        hears = self._has_output and self.request.num_choices == 1
+        heard = partial(self._heard, listener) if hears else _hears_nothing
         return self._generation.listen(heard)
 
     def _heard(self, listener: Listener, delta: Delta) -> bool:
@@ -167,7 +174,7 @@ class LiveRequest:
                 self._observe(delta.choice, count, now)
             if delta.finish is not None:
                 self._finishes.append(delta.finish.reason.value)
-                if delta.finish.reason in _FAILURES:
+                if delta.finish.reason in FAILURES:
                     raise _failure(delta.finish)
 
     def _observe(self, choice: int, count: int, now: float) -> None:

@@ -76,7 +76,7 @@ async def test_echoed_prompts_have_log_probabilities_too(api: Api, num_top: int)
     assert answer.choices[0].text[lists.text_offset[len(prompt) - 1] :].startswith(lists.tokens[len(prompt) - 1])
     if num_top:
         assert lists.top_logprobs[0] is None
-        assert set(lists.top_logprobs[1].values()) == {-0.5}
+        assert set(lists.top_logprobs[1].values()) == {-0.5, -1.0}, "the prompt's own token stands in it too"
     else:
         assert lists.top_logprobs is None
     stream = await api.openai.completions.create(**ask, stream=True)
@@ -84,6 +84,35 @@ async def test_echoed_prompts_have_log_probabilities_too(api: Api, num_top: int)
     assert "".join(chunk.text for chunk in chunks) == answer.choices[0].text
     assert [value for chunk in chunks for value in chunk.logprobs.token_logprobs] == lists.token_logprobs
     assert [value for chunk in chunks for value in chunk.logprobs.text_offset] == lists.text_offset
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_tokens_asked_for_is_the_prompt_scored_and_nothing_generated(api: Api, stream: bool) -> None:
+    prompts = [api.text.encode("Hello"), api.text.encode("you")]
+    ask = {"model": "tiny", "prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 1, "n": 2}
+    if stream:
+        events = await api.openai.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in events]
+        usage, pieces = chunks.pop().usage, [chunk.choices[0] for chunk in chunks]
+    else:
+        answer = await api.openai.completions.create(**ask)
+        usage, pieces = answer.usage, answer.choices
+    for at, (text, prompt) in enumerate([("Hello", prompts[0])] * 2 + [("you", prompts[1])] * 2):
+        own = [piece for piece in pieces if piece.index == at]
+        assert "".join(piece.text for piece in own) == text
+        scores = [value for piece in own for value in piece.logprobs.token_logprobs]
+        assert scores == [None, *[-float(at) for at in range(1, len(prompt))]]
+        assert (own[-1].finish_reason, own[-1].stop_reason) == ("length", None)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (sum(map(len, prompts)), 0)
+
+
+async def test_no_tokens_asked_for_without_echo_is_an_empty_completion(api: Api) -> None:
+    answer = await api.openai.completions.create(model="tiny", prompt="Hello", max_tokens=0)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", "length")
+    api.dispatcher.script.failure = WorkerFailedError("lost")
+    api.dispatcher.script.fail_after = 0
+    with pytest.raises(openai.InternalServerError):
+        await api.openai.completions.create(model="tiny", prompt="Hello", max_tokens=0)
 
 
 async def test_prompt_logprobs_are_each_choices_and_prompts_own(api: Api) -> None:

@@ -19,6 +19,8 @@ MAX_PROMPTS = 128
 class CompletionBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     """All that a completion request may hold."""
 
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """0 generates nothing: what is asked for is the prompt, by `echo` or `prompt_logprobs`."""
     prompt: Filled[str] | Filled[list[Filled[str] | int | Filled[list[int]]]]
     echo: bool | None = None
     logprobs: TopLogprobs | None = None

@@ -5,7 +5,7 @@ A token is shown by itself: its text with U+FFFD for bytes that are no whole cha
 
 import codecs
 
-from services.common.prompt_logprobs import PromptLogprobs
+from services.common.prompt_logprobs import PromptLogprobs, ScoredToken
 from services.common.request import TokenLogprob
 from services.common.text import Vocabulary
 from services.pd_master.api.openai.answers import ChatLogprobs, CompletionLogprobLists, ShownToken
@@ -35,14 +35,14 @@ class CompletionLogprobs:
         return {
             "tokens": texts,
             "token_logprobs": [max(logprob.logprob, LOWEST) for logprob in logprobs],
-            "top_logprobs": [self._top(logprob.top) for logprob in logprobs] if self._num_top else None,
+            "top_logprobs": [self._top(one.token_id, one) for one in logprobs] if self._num_top else None,
             "text_offset": offsets,
         }
 
     def take_prompt(self, prompt_ids: list[int], scores: PromptLogprobs, text: str) -> CompletionLogprobLists:
         """The lists for an echoed prompt, whose first token has no log-probability. `text`: how it is shown."""
         scored = list(scores)
-        top = [None, *(self._top(one.top) for one in scored)]
+        top = [None, *map(self._top, prompt_ids[1:], scored)]
         return {
             "tokens": [_text(self._vocabulary.piece(token)) for token in prompt_ids],
             "token_logprobs": [None, *(max(one.logprob, LOWEST) for one in scored)],
@@ -61,8 +61,12 @@ class CompletionLogprobs:
             offset += len(shown)
         return offsets
 
-    def _top(self, top: list[tuple[int, float]]) -> dict[str, float]:
-        return {_text(self._vocabulary.piece(token)): max(value, LOWEST) for token, value in top[: self._num_top]}
+    def _top(self, token_id: int, scored: TokenLogprob | ScoredToken) -> dict[str, float]:
+        """The most likely tokens, and the token itself where it is not one of them, as OpenAI has it."""
+        ranked = scored.top[: self._num_top]
+        shown = {_text(self._vocabulary.piece(token)): max(value, LOWEST) for token, value in ranked}
+        shown.setdefault(_text(self._vocabulary.piece(token_id)), max(scored.logprob, LOWEST))
+        return shown
 
 
 def _entry(logprob: TokenLogprob, vocabulary: Vocabulary, num_top: int) -> ShownToken:

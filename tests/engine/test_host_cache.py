@@ -25,7 +25,7 @@ GIB = 1 << 30
 def _everything_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny sequences of a tiny model are sooner computed; here they are kept, in small pages."""
     monkeypatch.setattr(host_setup, "PAGE_TOKENS", PAGE_TOKENS)
-    monkeypatch.setattr(host_rule, "_SPEEDS", {"cpu": host_rule._Speeds(1e12, 0.0, 1.0)})
+    monkeypatch.setattr(host_rule, "_SPEEDS", dict.fromkeys(["cpu", "cuda"], host_rule._Speeds(1e12, 0.0, 1.0)))
 
 
 def driver_of(folder: Path, num_pages: int = 64, **changes: Any) -> Driver:

@@ -11,6 +11,7 @@ from services.common.prompt_logprobs import PromptScores, ScoredToken
 from services.common.request import SamplingParams
 from services.engine import prompt_scoring
 from services.engine.model_runner import SampledStep
+from services.engine.models.generic import GenericDecoder
 from tests.engine.driver import GREEDY, Driver
 from tests.engine.tiny import prompt_of, reference_greedy, reference_logits
 
@@ -145,8 +146,14 @@ def test_no_family_makes_logits_of_a_whole_chunk(
     folder, prompt = model_of(family), prompt_of(50)
     driver = Driver(folder, chunk_tokens=64)
     rows: list[int] = []
-    head = driver.engine._runner._decoder._model.get_output_embeddings()  # type: ignore[attr-defined]
-    head.register_forward_hook(lambda _head, _given, logits: rows.append(logits.shape[1]))
+    head = GenericDecoder.head
+
+    def note(self: GenericDecoder, hidden: torch.Tensor) -> torch.Tensor:
+        logits = head(self, hidden)
+        rows.append(len(logits))
+        return logits
+
+    monkeypatch.setattr(GenericDecoder, "head", note)
     admit = driver.admit(prompt, 2, sampling=asked())
     driver.run(admit)
     assert max(rows) == 4

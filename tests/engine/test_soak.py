@@ -95,7 +95,7 @@ class Control:
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the host cache, which every sequence is worth."""
     monkeypatch.setattr(host_setup, "PAGE_TOKENS", 8)
-    monkeypatch.setattr(host_rule, "_SPEEDS", {"cpu": host_rule._Speeds(1e12, 0.0, 1.0)})
+    monkeypatch.setattr(host_rule, "_SPEEDS", dict.fromkeys(["cpu", "cuda"], host_rule._Speeds(1e12, 0.0, 1.0)))
 
 
 @pytest.mark.usefixtures("small_pages")

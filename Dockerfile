@@ -31,17 +31,21 @@ COPY kernels /app/kernels
 
 # ------------------------------------------------------------------------------------------------------------- gateway
 FROM ${GATEWAY_BASE} AS gateway-build
-RUN command -v python3 >/dev/null && python3 -c 'import ensurepip, venv' || \
-    { apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates; }
+RUN command -v strip >/dev/null && python3 -c 'import ensurepip, venv' || \
+    { apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates binutils; }
 WORKDIR /src
 COPY requirements-cpu.txt requirements-gateway.txt ./
-RUN python3 -m venv /opt/sluice && \
-    /opt/sluice/bin/python -m pip install --no-cache-dir --no-compile -r requirements-gateway.txt && \
-    rm -rf /opt/sluice/lib/python3.*/site-packages/pip* /opt/sluice/lib/python3.*/site-packages/setuptools*
+# pip stays outside of what is copied on. tokenizers comes alone: what it brings along downloads models (17 MB), and
+# pd_master reads tokenizers that workers send. Debugging symbols are half of what is compiled.
+RUN python3 -m venv /opt/build && python3 -m venv --without-pip /opt/sluice && \
+    pip="/opt/build/bin/python -m pip --python /opt/sluice/bin/python install --no-cache-dir --no-compile" && \
+    $pip -r requirements-gateway.txt && $pip --no-deps -c requirements-cpu.txt tokenizers && \
+    find /opt/sluice -name '*.so' -exec strip --strip-unneeded {} +
 
 FROM ${GATEWAY_BASE} AS gateway
 RUN command -v python3 >/dev/null || \
-    { apt-get update && apt-get install -y --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*; }
+    { apt-get update && apt-get install -y --no-install-recommends python3 && \
+      rm -rf /var/lib/apt/lists/* /var/cache/apt/*; }
 COPY --from=gateway-build /opt/sluice /opt/sluice
 COPY --from=code /app /app
 ENV PATH=/app/bin:/opt/sluice/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH=/app \
@@ -89,7 +93,8 @@ FROM ${WORKER_BASE} AS worker
 ARG WORKER_PACKAGES="gcc libc6-dev python3-dev libibverbs1 ibverbs-providers libgomp1"
 RUN command -v python3 >/dev/null || WORKER_PACKAGES="python3 $WORKER_PACKAGES"; \
     if [ -n "$WORKER_PACKAGES" ]; then \
-        apt-get update && apt-get install -y --no-install-recommends $WORKER_PACKAGES && rm -rf /var/lib/apt/lists/*; fi
+        apt-get update && apt-get install -y --no-install-recommends $WORKER_PACKAGES && \
+        rm -rf /var/lib/apt/lists/* /var/cache/apt/*; fi
 COPY --from=worker-build /opt/sluice /opt/sluice
 COPY --from=worker-build /opt/ucx /opt/ucx
 COPY --from=code /app /app

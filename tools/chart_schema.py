@@ -34,6 +34,7 @@ API_KEYS: Schema = {
 }
 FILLED: Schema = {"type": "string", "minLength": 1}
 ENTRY: Schema = {"type": "string", "pattern": "^[-._a-zA-Z0-9]+$", "description": "an entry of a Secret"}
+NUMERAL: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$", "description": "a number, in quotes"}
 OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 PATH: Schema = {"type": "string", "pattern": "^(/.*)?$", "description": "an absolute path, or empty"}
@@ -117,7 +118,7 @@ def _worker(**of_role: Schema) -> Schema:
         shmSize=QUANTITY,
         livenessBudgetSeconds=whole(12),
         autoscaling=_autoscaling(targetDemandRatio=QUANTITY),
-        keda=keys(enabled=BOOLEAN, minReplicas=whole(0), maxReplicas=whole(1), serverAddress=STRING, threshold=STRING),
+        keda=keys(enabled=BOOLEAN, minReplicas=whole(1), maxReplicas=whole(1), serverAddress=STRING, threshold=NUMERAL),
     )
 
 

@@ -1,20 +1,29 @@
 """Find RoCE's GID index, tell UCX, then become a command: `python -m services.cli.rdma_gid sluice decode`.
 
 A RoCE port has a table of GIDs, one for each address and RoCE version; a wrong entry gives connections that never come
-up, or RoCE v1, which no router passes on. The entry of RoCE v2 with this pod's IPv4 address is the right one. An
-InfiniBand port needs no index. A UCX_IB_GID_INDEX that is already set is left as it is.
+up, or RoCE v1, which no router passes on. The entry of RoCE v2 with an address of this pod is the right one: a card
+that several pods share lists the others' addresses too, and the pod's interface on the RDMA network is rarely the one
+that Kubernetes knows. An InfiniBand port needs no index. A UCX_IB_GID_INDEX that is already set is left as it is.
 """
 
+import array
+import fcntl
 import ipaddress
 import os
+import socket
+import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import NamedTuple
 
 SYSFS = Path("/sys/class/infiniband")
 VARIABLE = "UCX_IB_GID_INDEX"
 _ROCE_V2 = "RoCE v2"
+_SIOCGIFCONF = 0x8912
+_MOST_INTERFACES = 256
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Gid(NamedTuple):
@@ -25,19 +34,37 @@ class Gid(NamedTuple):
     address: ipaddress.IPv6Address
 
 
-def choose_gid(table: list[Gid], own: str | None) -> int | None:
-    """The index of the best RoCE v2 entry: this pod's address, any IPv4, a routable IPv6, a link-local one; or None."""
+def choose_gid(table: list[Gid], own: Set[Address]) -> int | None:
+    """The index of the best RoCE v2 entry: one of `own`, any IPv4, a routable IPv6, a link-local one; or None."""
     usable = [gid for gid in table if gid.type == _ROCE_V2 and int(gid.address) != 0]
     return min(usable, key=lambda gid: (_rank(gid.address, own), gid.position)).position if usable else None
 
 
-def _rank(address: ipaddress.IPv6Address, own: str | None) -> int:
+def _rank(address: ipaddress.IPv6Address, own: Set[Address]) -> int:
     mapped = address.ipv4_mapped
-    if own is not None and (mapped or address) == ipaddress.ip_address(own):
+    if (mapped or address) in own and not address.is_link_local:
         return 0
     if mapped is not None:
         return 1
     return 3 if address.is_link_local else 2
+
+
+def own_addresses() -> Set[Address]:
+    """The addresses of all interfaces of this network namespace."""
+    found: set[Address] = set(_ipv4_addresses())
+    table = Path("/proc/net/if_inet6")
+    lines = table.read_text().splitlines() if table.exists() else []
+    return found | {ipaddress.IPv6Address(int(line.split()[0], 16)) for line in lines}
+
+
+def _ipv4_addresses() -> Iterator[Address]:
+    """From the kernel's list of struct ifreq: a name of 16 bytes and a sockaddr_in of 24."""
+    block = array.array("B", bytes(40 * _MOST_INTERFACES))
+    address, size = block.buffer_info()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        answer = fcntl.ioctl(asked.fileno(), _SIOCGIFCONF, struct.pack("iL", size, address))
+    (filled,) = struct.unpack_from("i", answer)
+    yield from (ipaddress.IPv4Address(block[at + 20 : at + 24].tobytes()) for at in range(0, filled, 40))
 
 
 def read_table(port: Path) -> list[Gid]:
@@ -70,7 +97,7 @@ def _link_layer(port: Path) -> str:
     return path.read_text().strip() if path.is_file() else ""
 
 
-def find_index(root: Path, devices: str | None, own: str | None) -> tuple[int | None, str]:
+def find_index(root: Path, devices: str | None, own: Set[Address]) -> tuple[int | None, str]:
     """The index for UCX_IB_GID_INDEX, or None, and a sentence that says why."""
     ports = roce_ports(root, devices)
     if not ports:
@@ -85,7 +112,7 @@ def find_index(root: Path, devices: str | None, own: str | None) -> tuple[int | 
 def main(argv: list[str]) -> None:
     """Set the variable and exec the command."""
     if VARIABLE not in os.environ:
-        index, why = find_index(SYSFS, os.environ.get("SLUICE_UCX_NET_DEVICES"), os.environ.get("POD_IP"))
+        index, why = find_index(SYSFS, os.environ.get("SLUICE_UCX_NET_DEVICES"), own_addresses())
         print(f"rdma: {why}", file=sys.stderr, flush=True)
         if index is not None:
             os.environ[VARIABLE] = str(index)

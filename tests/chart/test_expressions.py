@@ -18,7 +18,8 @@ from services.pd_master.kubernetes_discovery import DiscoveryMetrics
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.prefix_index import PrefixIndex
 from services.pd_master.selector import Snapshot
-from tools.check_chart import CHART, ROOT
+from tests.chart.objects import of_kind
+from tools.check_chart import CHART, ROOT, render
 from tools.dashboards import DASHBOARDS
 
 ALERTS = CHART / "files" / "alerts.yaml"
@@ -55,6 +56,13 @@ def panels() -> dict[str, str]:
                 text = text.replace("$namespace", "serving").replace("$release", "sluice")
                 found[f"{name}/{panel['title']}/{target['legendFormat']}"] = text
     return found
+
+
+def keda_queries() -> dict[str, str]:
+    """What each role's ScaledObject asks Prometheus, by role."""
+    keda = {"enabled": True, "serverAddress": "http://prometheus:9090"}
+    made = of_kind(render({"worker": {"keda": keda}}), "ScaledObject")
+    return {one["metadata"]["name"].rpartition("-")[2]: one["spec"]["triggers"][0]["metadata"]["query"] for one in made}
 
 
 def test_every_series_is_one_that_a_process_declares() -> None:

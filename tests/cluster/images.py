@@ -13,7 +13,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = Path(os.environ.get("SLUICE_CACHE") or Path.home() / ".cache" / "sluice") / "cluster"
-BASE = "localhost/debian-python:1"
 TAG = "test"
 GATEWAY = f"localhost/sluice/gateway:{TAG}"
 WORKER = f"localhost/sluice/worker:{TAG}"
@@ -27,7 +26,14 @@ _INPUTS = (
     "kernels/**/*.py",
 )
 _PACKAGES = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
-_LEAN = ("man", "doc", "locale", "info")
+_BASE_RECIPE = (
+    *("mmdebstrap", "--variant=minbase", "--include=ca-certificates,usr-is-merged"),
+    "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
+    *(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("man", "doc", "locale", "info")),
+    "bookworm",
+)
+"""Debian's slim image with certificates, which pip needs here. No Python: the Dockerfile brings what it needs."""
+BASE = f"localhost/debian-slim:{hashlib.sha256(' '.join(_BASE_RECIPE).encode()).hexdigest()[:12]}"
 
 
 def build_images() -> dict[str, Path]:
@@ -92,19 +98,12 @@ def _install_tools() -> None:
 
 
 def _build_base() -> None:
-    """Debian with Python, where the Dockerfile's own bases cannot be pulled."""
-    root = CACHE / "base.tar"
-    if not root.exists():
-        lean = [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in _LEAN]
-        include = "--include=python3,python3-venv,ca-certificates"
-        part = CACHE / "base.part.tar"
-        _run("mmdebstrap", "--variant=minbase", *lean, include, "bookworm", part, "http://deb.debian.org/debian")
-        part.rename(root)
+    """Debian, where the Dockerfile's own bases cannot be pulled."""
     if subprocess.run([*_buildah(), "inspect", BASE], capture_output=True, check=False).returncode:
         context = CACHE / "base"
         context.mkdir(exist_ok=True)
         (context / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
-        shutil.copy(root, context / "base.tar")
+        _run(*_BASE_RECIPE, context / "base.tar", "http://deb.debian.org/debian")
         _run(*_buildah(), "build", "--isolation", "chroot", "-t", BASE, context)
         shutil.rmtree(context)
 

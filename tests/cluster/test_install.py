@@ -144,6 +144,19 @@ def test_old_cluster_gets_the_betas_it_has(kube: Kube, installed: Release) -> No
     assert versions["HorizontalPodAutoscaler"] == "autoscaling/v2beta2"
 
 
+def test_what_the_old_cluster_would_drop_in_silence_is_refused(kube: Kube, installed: Release) -> None:
+    """The node is 1.20: its API server knows neither image volumes nor claims of devices."""
+    model = {"source": "image", "image": {"reference": "registry.example.com/model:1"}}
+    with pytest.raises(AssertionError, match=r"model\.source: image needs Kubernetes 1\.31"):
+        helm(
+            "install",
+            name="other",
+            namespace=kube.namespace,
+            values=installed.values | {"model": model},
+            dry_run="server",
+        )
+
+
 def test_images_hold_what_they_should_and_no_more(kube: Kube, installed: Release) -> None:
     assert installed
     find = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.chart.prometheus import Prometheus, is_installed, scraping
-from tests.chart.test_expressions import alerts, panels
+from tests.chart.test_expressions import alerts, keda_queries, panels
 from tests.integration.client import stream_all
 from tests.integration.cluster import Cluster
 from tests.integration.oracle import Oracle
@@ -45,6 +45,12 @@ def test_every_panel_has_data(prometheus: Prometheus) -> None:
     assert set(EMPTY_WHEN_ALL_IS_WELL) <= set(queries)
     empty = {where for where, text in queries.items() if not prometheus.query(text)}
     assert empty - set(EMPTY_WHEN_ALL_IS_WELL) == set()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_autoscaler_of_a_role_gets_its_ratio(prometheus: Prometheus, role: str) -> None:
+    (found,) = prometheus.query(keda_queries()[role])
+    assert 0 <= float(found["value"][1]) < 10
 
 
 def test_every_alert_has_data_to_decide_on(prometheus: Prometheus) -> None:

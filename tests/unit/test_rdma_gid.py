@@ -3,15 +3,17 @@
 import os
 import subprocess
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 
-from services.cli.rdma_gid import find_index, read_table
+from services.cli.rdma_gid import find_index, own_addresses, read_table
 
 LINK_LOCAL = "fe80:0000:0000:0000:ba59:9fff:fe00:0001"
 IPV4 = "0000:0000:0000:0000:0000:ffff:0a00:0005"  # 10.0.0.5
 OTHER_IPV4 = "0000:0000:0000:0000:0000:ffff:c0a8:0001"
+OWN = {ip_address("10.0.0.5"), ip_address("127.0.0.1"), ip_address("fe80::ba59:9fff:fe00:1")}
 EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
 USUAL = [
     (LINK_LOCAL, "IB/RoCE v1"), (LINK_LOCAL, "RoCE v2"), (IPV4, "IB/RoCE v1"), (IPV4, "RoCE v2"), (EMPTY, None),
@@ -32,29 +34,47 @@ def port(root: Path, device: str, entries: list[tuple[str, str | None]], link_la
 
 def test_roce_v2_entry_of_the_own_address_wins(tmp_path: Path) -> None:
     port(tmp_path, "mlx5_0", [*USUAL[:2], (OTHER_IPV4, "RoCE v2"), (IPV4, "IB/RoCE v1"), (IPV4, "RoCE v2")])
-    assert find_index(tmp_path, "mlx5_0:1", "10.0.0.5")[0] == 4
-    assert find_index(tmp_path, "mlx5_0:1", None)[0] == 2
+    assert find_index(tmp_path, "mlx5_0:1", OWN)[0] == 4
+    assert find_index(tmp_path, "mlx5_0:1", set())[0] == 2
+
+
+def test_address_of_another_pod_on_a_shared_card_is_passed_over(tmp_path: Path) -> None:
+    """Kubernetes knows the pod by 10.244.0.7; its interface on the RDMA network is 10.0.0.5, the card's third."""
+    port(tmp_path, "mlx5_0", [(OTHER_IPV4, "RoCE v2"), (LINK_LOCAL, "RoCE v2"), (IPV4, "RoCE v2")])
+    assert find_index(tmp_path, "mlx5_0:1,eth0", OWN | {ip_address("10.244.0.7")})[0] == 2
+
+
+def test_own_addresses_are_those_of_all_interfaces() -> None:
+    shown = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=False).stdout
+    for family in ("inet", "inet6"):
+        listed = {
+            ip_address(line.split(f" {family} ")[1].split("/")[0])
+            for line in shown.splitlines()
+            if f" {family} " in line
+        }
+        assert listed <= own_addresses()
+    assert ip_address("127.0.0.1") in own_addresses()
 
 
 def test_link_local_is_the_last_resort_and_version_1_none(tmp_path: Path) -> None:
     port(tmp_path, "mlx5_0", USUAL[:2])
-    assert find_index(tmp_path, None, "10.0.0.5")[0] == 1
+    assert find_index(tmp_path, None, OWN)[0] == 1
     port(tmp_path, "mlx5_1", USUAL[:1])
-    assert find_index(tmp_path, "mlx5_1:1", "10.0.0.5") == (None, "mlx5_1:1: no RoCE v2 entry")
+    assert find_index(tmp_path, "mlx5_1:1", OWN) == (None, "mlx5_1:1: no RoCE v2 entry")
 
 
 def test_infiniband_needs_no_index(tmp_path: Path) -> None:
     port(tmp_path, "mlx5_0", USUAL, "InfiniBand")
-    assert find_index(tmp_path, None, None) == (None, "no RoCE port: InfiniBand needs no GID index")
+    assert find_index(tmp_path, None, set()) == (None, "no RoCE port: InfiniBand needs no GID index")
 
 
 def test_ports_that_differ_are_left_to_a_person(tmp_path: Path) -> None:
     port(tmp_path, "mlx5_0", USUAL)
     port(tmp_path, "mlx5_1", USUAL[2:])
-    index, why = find_index(tmp_path, None, "10.0.0.5")
+    index, why = find_index(tmp_path, None, OWN)
     assert index is None
     assert "rdma.gidIndex" in why
-    assert find_index(tmp_path, "mlx5_1:1", "10.0.0.5")[0] == 1
+    assert find_index(tmp_path, "mlx5_1:1", OWN)[0] == 1
 
 
 def test_unreadable_entries_are_left_out(tmp_path: Path) -> None:

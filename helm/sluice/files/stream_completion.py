@@ -14,8 +14,9 @@ url = f"{os.environ['SCHEME']}://{host}:{os.environ['PORT']}"
 context = ssl._create_unverified_context()
 headers = {"Content-Type": "application/json"}
 keys = pathlib.Path("/etc/sluice/api-keys/keys")
-if keys.exists():  # lines of NAME KEY
-    headers["Authorization"] = "Bearer " + keys.read_text().split()[1]
+if keys.exists():  # lines of NAME KEY and of comments
+    lines = [line.split() for line in keys.read_text().splitlines() if line.strip() and not line.strip().startswith("#")]
+    headers["Authorization"] = "Bearer " + lines[0][1]
 deadline = time.monotonic() + float(os.environ["TIMEOUT_S"])
 
 

@@ -52,6 +52,7 @@ metadata:
   {{- include "sluice.metadata" . | nindent 2 }}
 spec:
   maxUnavailable: {{ $values.podDisruptionBudget.maxUnavailable }}
+  {{- include "sluice.evictionPolicy" .ctx | trim | nindent 2 }}
   selector:
     matchLabels:
       {{- include "sluice.selector" . | nindent 6 }}
@@ -114,6 +115,6 @@ spec:
         serverAddress: {{ $keda.serverAddress | quote }}
         threshold: {{ $keda.threshold | quote }}
         query: >-
-          sum(sluice_router_demand_ratio{namespace="{{ .ctx.Release.Namespace }}",pod=~"{{ include "sluice.name" . }}-.*"})
+          sum(sluice_router_demand_ratio{namespace="{{ .ctx.Release.Namespace }}",release="{{ .ctx.Release.Name }}",role="{{ .component }}"})
 {{- end }}
 {{- end }}

@@ -4,6 +4,7 @@
 {{- include "sluice.validateModel" . -}}
 {{- include "sluice.validatePorts" . -}}
 {{- include "sluice.validateRoles" . -}}
+{{- include "sluice.validateCluster" . -}}
 {{- range prepend (splitList " " (include "sluice.roles" .)) "pd-master" -}}
 {{- $args := dict "ctx" $ "component" . "key" (. | replace "pd-master" "pdMaster") "values" (include "sluice.values" (dict "ctx" $ "component" .) | fromYaml) -}}
 {{- include "sluice.validatePod" $args -}}
@@ -30,6 +31,7 @@
 {{- if and .Values.huggingFace.token .Values.huggingFace.existingSecret }}{{ fail "huggingFace: give token or existingSecret, not both" }}{{ end -}}
 {{- if and .Values.pdMaster.apiKeys.values .Values.pdMaster.apiKeys.existingSecret }}{{ fail "pdMaster.apiKeys: give values or existingSecret, not both" }}{{ end -}}
 {{- if and (.Values.pdMaster.tls).grpcClientCaKey (not (.Values.pdMaster.tls).secretName) }}{{ fail "pdMaster.tls.secretName: must name a Secret when pdMaster.tls.grpcClientCaKey is given" }}{{ end -}}
+{{- if and .Values.pdMaster.service.externalTrafficPolicy (eq .Values.pdMaster.service.type "ClusterIP") }}{{ fail (printf "pdMaster.service.externalTrafficPolicy: %s needs a service.type of NodePort or LoadBalancer" .Values.pdMaster.service.externalTrafficPolicy) }}{{ end -}}
 {{- if and .Values.priorityClass.create (not .Values.priorityClass.name) }}{{ fail "priorityClass.name: must be given when priorityClass.create is true" }}{{ end -}}
 {{- end }}
 
@@ -67,10 +69,21 @@
 {{- if and $v.rdma.enabled (not $v.rdma.resource) (not $v.rdma.claimTemplate) }}{{ fail (printf "%s.rdma.resource: must name the device plugin's resource (such as rdma/hca_shared_devices_a), or rdma.claimTemplate a DRA template, when rdma.enabled is true" .key) }}{{ end -}}
 {{- if and $v.rdma.resource $v.rdma.claimTemplate }}{{ fail (printf "%s.rdma: give resource or claimTemplate, not both" .key) }}{{ end -}}
 {{- if and (eq $v.requireLane "rdma") (not $v.rdma.enabled) (not $v.hostNetwork) }}{{ fail (printf "%s.requireLane: rdma can never be met while rdma.enabled is false" .key) }}{{ end -}}
+{{- include "sluice.validateLane" . -}}
+{{- if and $v.hostNetwork .ctx.Values.networkPolicy.egress }}{{ fail (printf "%s.hostNetwork: does not go with networkPolicy.egress; no policy's selector finds pods on the node's network, so gateways could not reach them" .key) }}{{ end -}}
 {{- if gt (int $v.transferDepth) (int $v.transferPages) }}{{ fail (printf "%s.transferDepth: %v is more than transferPages %v; a message in flight needs a page" .key $v.transferDepth $v.transferPages) }}{{ end -}}
 {{- $dead := mul 3 (int (ceil $v.engineStallS)) -}}
 {{- if le (int $v.livenessBudgetSeconds) (add 10 $dead) }}{{ fail (printf "%s.livenessBudgetSeconds: %v must be more than 3 x engineStallS %v + 10 = %d" .key $v.livenessBudgetSeconds $v.engineStallS (add 10 $dead)) }}{{ end -}}
 {{- if and $v.keda.enabled $v.autoscaling.enabled }}{{ fail (printf "%s: keda and autoscaling are both enabled; one of them may set the replicas" .key) }}{{ end -}}
 {{- if and $v.keda.enabled (not $v.keda.serverAddress) }}{{ fail (printf "%s.keda.serverAddress: must be Prometheus' address when keda.enabled is true" .key) }}{{ end -}}
 {{- if and $v.keda.enabled (gt (int $v.keda.minReplicas) (int $v.keda.maxReplicas)) }}{{ fail (printf "%s.keda.minReplicas: %v is more than maxReplicas %v" .key $v.keda.minReplicas $v.keda.maxReplicas) }}{{ end -}}
+{{- end }}
+
+{{/* Whether ucxTls, where it lists what UCX may use, leaves the lane in that requireLane asks for: dict key values */}}
+{{- define "sluice.validateLane" -}}
+{{- $v := .values -}}
+{{- $words := dict "rdma" "all|ib|rc|ud|dc|gga" "cuda_ipc" "all|cuda" "sm" "all|sm|shm|mm|posix|sysv|cma|knem|xpmem" "tcp" "all|tcp" -}}
+{{- if and $v.ucxTls (ne $v.requireLane "any") (not (hasPrefix "^" $v.ucxTls)) -}}
+{{- if not (regexMatch (printf "(^|,)\\s*\\\\?(%s)" (index $words $v.requireLane)) $v.ucxTls) }}{{ fail (printf "%s.ucxTls: %s leaves out what requireLane %s needs" .key $v.ucxTls $v.requireLane) }}{{ end -}}
+{{- end -}}
 {{- end }}

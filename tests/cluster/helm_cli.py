@@ -14,6 +14,7 @@ import helm_python
 
 Values = dict[str, Any]
 _TIMEOUT_S = 300
+_CHART = "helm/sluice"
 
 
 def merged(below: Values, above: Values) -> Values:
@@ -47,6 +48,10 @@ def run(options: argparse.Namespace, config: helm_python.Config) -> str:
             config.rollback(name)
         case "history":
             return json.dumps(config.history(name))
+        case "get":  # helm get notes RELEASE
+            with helm_python.Chart.load(_CHART) as chart:
+                files = chart.render(config.get_values(options.chart), name=options.chart, namespace=options.namespace)
+            return files["sluice/templates/NOTES.txt"]
         case "test":
             config.test(name, timeout=_TIMEOUT_S)
         case "uninstall":
@@ -57,7 +62,7 @@ def run(options: argparse.Namespace, config: helm_python.Config) -> str:
 def main(argv: list[str]) -> None:
     """One command."""
     parser = argparse.ArgumentParser(prog="helm")
-    parser.add_argument("action", choices=["install", "upgrade", "rollback", "history", "test", "uninstall"])
+    parser.add_argument("action", choices=["install", "upgrade", "rollback", "history", "get", "test", "uninstall"])
     parser.add_argument("name")
     parser.add_argument("chart", nargs="?")
     parser.add_argument("--namespace", required=True)

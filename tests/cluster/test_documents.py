@@ -1,6 +1,7 @@
 """docs/operations.md and docs/runbooks.md as a new user follows them: each shell block and each kubectl command in them
-is run as it stands there, in a namespace of its own. Images and the model are this machine's; `docker build` is left
-out, for the images' own test builds the same file.
+is run as it stands there, in a namespace of its own, and so is what the chart's notes say. Images and the model are
+this machine's. Left out are `docker build`, for the images' own test builds the same file, and what needs cards;
+tests/chart looks at those.
 """
 
 import json
@@ -21,13 +22,15 @@ from tools.check_chart import ROOT
 pytestmark = pytest.mark.slow
 NAMESPACE = "newcomer"
 MODEL = "Qwen/Qwen3-8B"
+COMPONENTS = ("pd-master", "prefill", "decode")
 OPERATIONS, RUNBOOKS = (ROOT / "docs" / f"{page}.md" for page in ("operations", "runbooks"))
 NEEDS_HARDWARE = ("infiniband", "nvidia-smi", "libuct_ib_mlx5")
 SAYS_NOTHING = ("ls /opt/ucx/lib/ucx",)
 """In an image without RDMA."""
 NEEDS_A_CRASH = ("--previous",)
 CHANGES_SOMETHING = ("delete", "scale")
-UNTIL_FORWARDED = "until curl -so /dev/null http://127.0.0.1:8000/; do sleep 0.2; done"
+LEFT_OUT = ("docker build", "qwen3-8b-tp2.yaml", "CUDA_VISIBLE_DEVICES")
+UNTIL_FORWARDED = "until (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.2; done"
 
 
 def shell_blocks(page: Path) -> list[str]:
@@ -85,17 +88,33 @@ def terminal(kube: Kube, model_dir: Path, tmp_path_factory: pytest.TempPathFacto
 
 def test_operations_page_works_block_by_block(kube: Kube, terminal: Terminal) -> None:
     assert kube
-    said = [terminal.succeed(block) for block in shell_blocks(OPERATIONS) if not block.startswith("docker ")]
-    installed, asked, upgraded = said
+    blocks = shell_blocks(OPERATIONS)
+    tried = [block for block in blocks if not any(word in block for word in LEFT_OUT)]
+    assert len(blocks) - len(tried) == len(LEFT_OUT)
+    installed, asked, keys, encrypted, upgraded = [terminal.succeed(block) for block in tried]
     assert "test: done" in installed
     assert MODEL in asked
     assert "data: [DONE]" in asked
-    assert len(json.loads(upgraded.splitlines()[1])) == 2
+    assert "test: done" in keys
+    assert "test: done" in encrypted
+    assert len(json.loads(upgraded.splitlines()[1])) == 4
+
+
+def test_notes_of_the_chart_tell_how_to_send_a_request(kube: Kube, terminal: Terminal) -> None:
+    """Its API keys are in a Secret by now."""
+    there = Kube(NAMESPACE)
+    kube.wait("rolled back", lambda: all(there.settled(name, 1) for name in COMPONENTS), 240)
+    notes = terminal.succeed("helm get notes sluice --namespace serving")
+    assert "Authorization" in notes
+    said = terminal.succeed("\n".join(re.findall(r"^     (.+)$", notes, re.MULTILINE)))
+    assert '"delta"' in said
+    assert "data: [DONE]" in said
+    assert "test: done" in said
 
 
 def test_kubectl_commands_of_both_pages_work(kube: Kube, terminal: Terminal) -> None:
     there = Kube(NAMESPACE)
-    kube.wait("rolled back", lambda: all(there.settled(role, 1) for role in ("prefill", "decode")), 240)
+    kube.wait("rolled back", lambda: all(there.settled(name, 1) for name in COMPONENTS), 240)
     named = {"POD": there.ready_pods("decode")[0], "NODE": "testnode", "NS": NAMESPACE}
     commands = dict.fromkeys(kubectl_commands(OPERATIONS) + kubectl_commands(RUNBOOKS))
     tried = [one for one in commands if one.startswith("kubectl ") and "serving" not in one]

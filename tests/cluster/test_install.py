@@ -13,6 +13,7 @@ import yaml
 
 from tests.cluster.conftest import Release
 from tests.cluster.helm import helm
+from tests.cluster.images import build_images
 from tests.cluster.kube import FOLDER, Kube
 from tests.cluster.load import OUTPUT_TOKENS, Prompt
 from tests.integration.client import Answer, stream
@@ -165,6 +166,7 @@ def test_images_hold_what_they_should_and_no_more(kube: Kube, installed: Release
     gateway, worker = kube.ready_pods("pd-master")[0], kube.ready_pods("decode")[0]
     assert kube.kubectl("exec", gateway, "--", "python", "-c", find).strip() == "[]"
     assert "torch" in kube.kubectl("exec", worker, "--", "python", "-c", find)
+    assert build_images()["gateway"].stat().st_size < 270e6
     for pod in (gateway, worker):
         assert kube.kubectl("exec", pod, "--", "id", "-u").strip() == "10001"
         assert kube.kubectl("exec", pod, "--", "sh", "-c", "touch /app/x 2>/dev/null || echo no").strip() == "no"

@@ -51,6 +51,10 @@ class ModelText:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def token_name(self, token_id: int) -> str:
+        """How the vocabulary writes a token; empty for an id without one."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def sequences_of(self, word: str) -> set[tuple[int, ...]]:
         """The token ids that a word is written as inside a text: by itself, and behind a space where that is part of
         its first token."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -115,6 +116,11 @@ class Process:
     def metrics(self) -> str:
         """Its own /metrics."""
         return http_get(f"http://127.0.0.1:{self.http_port}/metrics")[1]
+
+    def value(self, series: str) -> float:
+        """One of its metrics without labels; 0 as long as it was not told."""
+        found = re.search(rf"^{re.escape(series)} (\S+)$", self.metrics(), re.MULTILINE)
+        return float(found.group(1)) if found else 0.0
 
     def _signal_group(self, number: int) -> None:
         assert self.popen is not None

@@ -1,7 +1,6 @@
 """A decode pool too small for what it is promised: sequences are preempted and resumed, and no text shows it."""
 
 import asyncio
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.client import stream_all
-from tests.integration.cluster import Cluster, Process
+from tests.integration.cluster import Cluster
 from tests.integration.leaks import wait_nothing_left
 from tests.integration.oracle import Oracle
 from tests.integration.prompts import CHAT, PLAIN
@@ -29,12 +28,6 @@ def cluster(model_dir: Path, tmp_path: Path) -> Iterator[Cluster]:
         yield running
 
 
-def total(process: Process, name: str) -> float:
-    """One of the engine's totals, 0 as long as it was not told."""
-    found = re.search(rf"^sluice_engine_{name}_total (\S+)$", process.metrics(), re.MULTILINE)
-    return float(found.group(1)) if found else 0.0
-
-
 def test_preempted_sequences_resume_with_the_same_tokens(cluster: Cluster, oracle: Oracle) -> None:
     prompts = [oracle.chat_ids(text) for text in CHAT] + [oracle.ids(text) for text in PLAIN]
 
@@ -45,9 +38,9 @@ def test_preempted_sequences_resume_with_the_same_tokens(cluster: Cluster, oracl
         assert answer.token_ids == oracle.generate(prompt, MAX_NEW_TOKENS)
         assert answer.counts == list(range(1, len(answer.token_ids) + 1))
     decode = cluster.processes["decode-0"]
-    assert total(decode, "preemptions"), "the pool was not small enough to show anything"
+    assert decode.value("sluice_engine_preemptions_total"), "the pool was not small enough to show anything"
     wait_nothing_left(cluster, within_s=3)
     deadline = time.monotonic() + 10
-    while not total(decode, "restored_sequences"):  # the engine tells its totals once a second
+    while not decode.value("sluice_engine_restored_sequences_total"):  # the engine tells its totals once a second
         assert time.monotonic() < deadline, "nothing came back from the host cache"
         time.sleep(0.05)

@@ -1,24 +1,46 @@
-"""Grammars over the whole path: token 0 obeys on the prefill worker, the rest on the decode worker, whoever that is."""
+"""Grammars over the whole path: token 0 obeys on the prefill worker, the rest on the decode worker, whoever that is.
+
+    SLUICE_SCHEMAS=200 make test ARGS=tests/integration/test_structured_output.py
+
+samples as many schemas in each of the tests that do so, which takes minutes; a few take seconds.
+"""
 
 import asyncio
 import json
+import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import jsonschema_rs
 import pytest
 
 from services.common.request import FinishReason
-from tests.engine.schemas import random_schema
-from tests.integration.cluster import Cluster
+from tests.engine.schemas import Schema, random_schema
+from tests.integration.cluster import Cluster, Process
 
 OPTIONS = ["--dtype", "float32", "--reservation-lease-s", "5"]
 ASK = [{"role": "user", "content": "Describe a person."}]
-NUM_SCHEMAS = 6
+NUM_SCHEMAS = int(os.environ.get("SLUICE_SCHEMAS", "6"))
+SCHEMAS_A_KILL = 25
+AT_ONCE = 8
+"""So many calls of two choices each."""
+TIMEOUT_S = 120 + 6 * NUM_SCHEMAS
+TIGHT = [
+    "--kv-pool-tokens", "480", "--max-context-tokens", "300", "--prior-output-tokens", "1", "--no-prefix-cache",
+]  # fmt: skip
+"""A pool into which more is let in than there is room for."""
 LONG = r"([a-f]{8},){40}end"
+
+
+class Sample(NamedTuple):
+    """What came of a schema."""
+
+    schema: Schema
+    choices: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +52,7 @@ def cluster(model_dir: Path, log_dir: Path) -> Iterator[Cluster]:
 
 
 async def chat(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
-    body = {"model": client.headers["x-model"], "messages": ASK, "temperature": 1.0, "max_tokens": 400, **fields}
+    body = {"model": client.headers["x-model"], "messages": ASK, "temperature": 1.0, "max_tokens": 250, **fields}
     return await client.post("/v1/chat/completions", json=body)
 
 
@@ -39,20 +61,55 @@ def client_of(cluster: Cluster) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=cluster.url, timeout=120, headers={"x-model": model})
 
 
-async def test_sampled_json_is_valid_across_the_hand_over(cluster: Cluster) -> None:
-    schemas = [random_schema(seed) for seed in range(NUM_SCHEMAS)]
-    forms = [{"type": "json_schema", "json_schema": {"name": "s", "schema": schema}} for schema in schemas]
-    async with client_of(cluster) as client:
-        answers = await asyncio.gather(*(chat(client, response_format=form, seed=1, n=2) for form in forms))
-    ended = 0
-    for schema, answer in zip(schemas, answers, strict=True):
+async def sample(cluster: Cluster, seeds: Iterable[int]) -> list[Sample]:
+    """Two answers to each schema, some at once."""
+    some = asyncio.Semaphore(AT_ONCE)
+
+    async def one(client: httpx.AsyncClient, schema: Schema) -> Sample:
+        form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+        async with some:
+            answer = await chat(client, response_format=form, seed=1, n=2)
         assert answer.status_code == 200, answer.text
-        for choice in answer.json()["choices"]:
+        return Sample(schema, answer.json()["choices"])
+
+    async with client_of(cluster) as client:
+        return list(await asyncio.gather(*(one(client, random_schema(seed)) for seed in seeds)))
+
+
+def decoding(cluster: Cluster) -> Process:
+    """A decode worker that has several sequences to run; waits until one has."""
+    deadline = time.monotonic() + 60
+    while True:
+        for worker in cluster.workers("decode"):
+            if worker.value("sluice_router_running_requests") > 1:
+                return worker
+        assert time.monotonic() < deadline, "nobody decodes"
+        time.sleep(0.02)
+
+
+def assert_valid(samples: list[Sample]) -> None:
+    """All that came to its end; most do, and what was cut off by its limit is no JSON yet."""
+    ended = 0
+    for schema, choices in samples:
+        for choice in choices:
+            assert choice["finish_reason"] in ("stop", "length")
             if choice["finish_reason"] == FinishReason.STOP.value:
                 ended += 1
                 text = choice["message"]["content"]
-                assert jsonschema_rs.is_valid(schema, json.loads(text), validate_formats=True), text
-    assert ended > NUM_SCHEMAS
+                assert jsonschema_rs.is_valid(schema, json.loads(text), validate_formats=True), (schema, text)
+    assert ended > len(samples), "two answers to each schema, and fewer than half of them came to an end"
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+async def test_sampled_json_is_valid_across_the_hand_over(cluster: Cluster) -> None:
+    assert_valid(await sample(cluster, range(NUM_SCHEMAS)))
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+async def test_sampled_json_is_valid_after_preemptions(model_dir: Path, tmp_path: Path) -> None:
+    with Cluster(model_dir, tmp_path, worker_options=[*OPTIONS, *TIGHT]) as small:
+        assert_valid(await sample(small, range(NUM_SCHEMAS)))
+        assert small.processes["decode-0"].value("sluice_engine_preemptions_total") > 0
 
 
 @pytest.mark.parametrize(
@@ -66,6 +123,17 @@ async def test_a_grammar_that_engines_refuse_is_the_clients_error(
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field)
     assert why in error["message"]
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+async def test_sampled_json_is_valid_when_its_decode_worker_is_killed(cluster: Cluster) -> None:
+    for first in range(0, NUM_SCHEMAS, SCHEMAS_A_KILL):
+        sampling = asyncio.create_task(sample(cluster, range(first, min(first + SCHEMAS_A_KILL, NUM_SCHEMAS))))
+        victim = await asyncio.to_thread(decoding, cluster)
+        await asyncio.to_thread(victim.kill)
+        assert_valid(await sampling)
+        victim.start()
+        await asyncio.to_thread(cluster.wait_ready)
 
 
 async def test_output_stays_valid_when_its_decode_worker_is_killed(cluster: Cluster) -> None:

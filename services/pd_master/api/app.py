@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
 from services.common.errors import SluiceError
+from services.pd_master.api.anthropic.wire import anthropic_error, is_anthropic
 from services.pd_master.api.errors import ErrorShape, openai_error, retry_after
 from services.pd_master.api.http import ClientGoneError, HttpCall, Message, Receive, Send
 from services.pd_master.keys import ApiKeys
@@ -110,7 +111,8 @@ async def _reply_error(call: HttpCall, route: Route, error: SluiceError) -> None
         await call.end()
         return
     call.headers_out += retry_after(error)
-    await call.reply(error.http_status, route.errors(error))
+    shape = anthropic_error if is_anthropic(call) else route.errors
+    await call.reply(error.http_status, shape(error))
 
 
 async def _no_such_path(call: HttpCall) -> None:

@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from services.pd_master.api.anthropic.answers import AnswerMessage, MessageError, MessageEvent, TokenCount
+from services.pd_master.api.anthropic.answers import (
+    AnswerMessage,
+    MessageError,
+    MessageEvent,
+    ModelInfo,
+    ModelPage,
+    TokenCount,
+)
 from services.pd_master.api.anthropic.schema import CountBody, MessagesBody
 from services.pd_master.api.errors import Error
 from services.pd_master.api.native.answers import (
@@ -15,18 +22,18 @@ from services.pd_master.api.native.answers import (
     NativeEvent,
     NumTokens,
     ServerInfo,
+    Version,
 )
 from services.pd_master.api.native.schema import GenerateBody, RootBody, TokensBody
 from services.pd_master.api.openai.answers import ChatChunk, Completion, ModelCard, ModelList, ScoredChatCompletion
 from services.pd_master.api.openai.chat_schema import ChatBody
 from services.pd_master.api.openai.completion_schema import CompletionBody
-from services.pd_master.api.responses.answers import Response, ResponseEvent
-from services.pd_master.api.responses.schema import ResponsesBody
+from services.pd_master.api.openai.tokenize import DetokenizeBody, Detokenized, TokenizeBody, Tokens
+from services.pd_master.api.openapi_answers import MODEL
+from services.pd_master.api.responses.answers import InputTokens, Response, ResponseEvent
+from services.pd_master.api.responses.schema import ContextFields, ResponsesBody
 
 Examples = Mapping[str, dict[str, Any]]
-
-MODEL = "MODEL"
-"""Stands in examples for the name of a model that is served."""
 
 
 class Post(NamedTuple):
@@ -43,11 +50,13 @@ class Post(NamedTuple):
 
 
 class Get(NamedTuple):
-    """A path that only answers: JSON of the type `answer`, or what no type describes, of any kind of content."""
+    """A path that only answers: JSON of the type `answer`, or another kind of content. `anthropic`: what a client of
+    Anthropic's API gets, which names its version in a header."""
 
     summary: str
     answer: type | None = None
     content_type: str = "application/json"
+    anthropic: type | None = None
 
 
 _ASK = [{"role": "user", "content": "What is the capital of France?"}]
@@ -66,6 +75,9 @@ POSTS = {
         {
             "plain": _CHAT,
             "stream": {**_CHAT, "stream": True, "stream_options": {"include_usage": True}},
+            "continued": {
+                **_CHAT, "messages": [*_ASK, {"role": "assistant", "content": "It is"}], "continue_final_message": True,
+            },
             "json": {
                 **_CHAT,
                 "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": _FORM}},
@@ -84,7 +96,7 @@ POSTS = {
             "plain": {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32},
             "stream": {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32, "stream": True},
             "scored": {
-                "model": MODEL, "prompt": "Paris is in France.", "max_tokens": 1, "echo": True, "logprobs": 1,
+                "model": MODEL, "prompt": "Paris is in France.", "max_tokens": 0, "echo": True, "logprobs": 1,
                 "prompt_logprobs": 2,
             },
             "avoiding": {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32, "bad_words": ["dragon"]},
@@ -102,6 +114,12 @@ POSTS = {
             "stream": {"model": MODEL, "input": "Say hello.", "max_output_tokens": 32, "stream": True},
         },
         ResponseEvent,
+    ),
+    "/v1/responses/input_tokens": Post(
+        "Tokens of a response's input, OpenAI's API",
+        ContextFields,
+        InputTokens,
+        {"plain": {"model": MODEL, "input": "Say hello."}},
     ),
     "/v1/messages": Post(
         "The next message, Anthropic's API",
@@ -156,19 +174,30 @@ POSTS = {
         NativeEvent,
     ),
     "/tokens": Post(
-        "Tokens of a text, native API", TokensBody, NumTokens, {"plain": {"text": "The sky is blue."}}
+        "Number of a text's tokens, native API", TokensBody, NumTokens, {"plain": {"text": "The sky is blue."}}
+    ),
+    "/tokenize": Post(
+        "Tokens of a text or a chat, as vLLM has it",
+        TokenizeBody,
+        Tokens,
+        {"plain": {"prompt": "The sky is"}, "chat": {"messages": _ASK, "return_token_strs": True}},
+    ),
+    "/detokenize": Post(
+        "Text of tokens, as vLLM has it", DetokenizeBody, Detokenized, {"plain": {"tokens": [72, 101, 108]}}
     ),
 }  # fmt: skip
 
 GETS = {
-    "/v1/models": Get("Models that are served", ModelList),
-    "/v1/models/{model}": Get("One model by its name", ModelCard),
+    "/v1/models": Get("Models that are served", ModelList, anthropic=ModelPage),
+    "/v1/models/{model}": Get("One model by its name", ModelCard, anthropic=ModelInfo),
     "/token_load": Get("Load as shares of the KV slots", Load),
     "/get_model_name": Get("The model's name", ModelName),
     "/get_server_info": Get("Version, options and models", ServerInfo),
+    "/version": Get("Version", Version),
     "/health": Get("Whether the process lives", Health),
     "/healthz": Get("Whether the process lives", Health),
     "/liveness": Get("Whether the process lives", Health),
+    "/ping": Get("Whether the process lives", Health),
     "/readiness": Get("Whether it takes new requests", Health),
     "/metrics": Get("Prometheus exposition", None, "text/plain"),
     "/openapi.json": Get("This document"),

@@ -159,3 +159,32 @@ async def test_failure_in_mid_stream_is_an_error_event(api: Api, client: Client)
     stream = await client.messages.create(model="tiny", max_tokens=50, messages=ASK, stream=True)
     with pytest.raises(anthropic.APIError, match="both workers died"):
         [event async for event in stream]
+
+
+async def test_models_are_listed_in_this_apis_form(api: Api, client: Client) -> None:
+    page = await client.models.list()
+    assert [(model.id, model.type, model.display_name) for model in page.data] == [
+        (name, "model", name) for name in ("tiny", "tools")
+    ]
+    assert page.data[0].created_at.year >= 2025
+    assert (await client.models.retrieve("tools")).max_input_tokens == 4096
+    with pytest.raises(anthropic.NotFoundError) as raised:
+        await client.models.retrieve("none")
+    assert "not_found_error" in str(raised.value.body)
+    api.models.served = []
+    assert (await client.models.list()).data == []
+
+
+async def test_paths_that_are_not_there_say_so_in_this_apis_form(client: Client) -> None:
+    with pytest.raises(anthropic.NotFoundError) as raised:
+        await client.messages.batches.list()
+    assert "not_found_error" in str(raised.value.body)
+
+
+async def test_an_answer_goes_on_with_the_words_put_in_its_mouth(api: Api, client: Client) -> None:
+    begun = [*ASK, {"role": "assistant", "content": "It is"}]
+    await client.messages.create(model="tiny", max_tokens=8, messages=begun)
+    prompt = api.text.decode(api.dispatcher.requests[0].prompt_ids)
+    assert prompt.endswith("<|im_start|>assistant\nIt is")
+    counted = await client.messages.count_tokens(model="tiny", messages=begun)
+    assert counted.input_tokens == len(api.dispatcher.requests[0].prompt_ids)

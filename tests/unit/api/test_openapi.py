@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 from services.pd_master.api.anthropic.answers import MessageError
 from services.pd_master.api.errors import Error
 from services.pd_master.api.openapi import build_document
-from services.pd_master.api.openapi_paths import GETS, MODEL, POSTS
+from services.pd_master.api.openapi_answers import ANSWERS, EVENTS, MODEL
+from services.pd_master.api.openapi_paths import GETS, POSTS
 from services.pd_master.api.routes import build_app
 from tests.fakes.dispatcher import FakeModel
 from tests.unit.api.conftest import Api
@@ -79,6 +80,45 @@ async def test_examples_work_and_their_answers_are_as_documented(tools_api: Api,
 def same(text: str | bytes, documented: type) -> bool:
     """Whether a type reads all of an answer and leaves nothing of it out."""
     return bool(msgspec.json.decode(text) == msgspec.to_builtins(msgspec.json.decode(text, type=documented)))
+
+
+def test_every_json_answer_and_stream_has_an_example_of_the_documented_type() -> None:
+    answers: dict[str, Any] = {path: get.answer for path, get in GETS.items() if get.answer}
+    answers |= {path: post.answer for path, post in POSTS.items()}
+    answers["/get_server_info"] = dict
+    for path, answer in answers.items():
+        assert same(msgspec.json.encode(ANSWERS[path]), answer), path
+    for path, post in POSTS.items():
+        assert (path in EVENTS) == (post.event is not None)
+        assert all(same(msgspec.json.encode(event), post.event) for event in EVENTS.get(path, ()) if post.event), path
+
+
+@pytest.mark.parametrize("path", EVENTS)
+async def test_example_streams_have_the_frames_that_real_ones_have(tools_api: Api, path: str) -> None:
+    tools_api.dispatcher.script.output = [tools_api.text.encode("</think>Paris.")]
+    body = {**POSTS[path].examples["stream" if "stream" in POSTS[path].examples else "plain"]}
+    body.pop("stream_options", None)
+    real = await tools_api.http.post(path, json=body | ({"model": "tools"} if "model" in body else {}))
+    content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    assert frames(content["examples"]["stream"]["serializedValue"]) == frames(real.text)
+
+
+def frames(stream: str) -> set[tuple[str, ...]]:
+    """Kinds of lines: how each begins, and which keys its JSON has."""
+    return {
+        (line[: line.index("{") + 1], *sorted(msgspec.json.decode(line[line.index("{") :]))) if "{" in line else (line,)
+        for line in stream.split("\n")
+    }
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_errors_have_examples_in_the_shape_of_their_path(path: str) -> None:
+    responses = DOCUMENT["paths"][path]["post"]["responses"]
+    assert set(responses) == {"200", "400", "401", "404", "413", "429", "500", "503", "504"}
+    for status in set(responses) - {"200"}:
+        (example,) = responses[status]["content"]["application/json"]["examples"].values()
+        assert same(msgspec.json.encode(example["value"]), POSTS[path].error)
+        assert ("Retry-After" in responses[status].get("headers", {})) == (status in {"429", "503"})
 
 
 @pytest.mark.parametrize(("path", "error"), [("/v1/chat/completions", Error), ("/v1/messages", MessageError)])

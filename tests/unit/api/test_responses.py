@@ -96,6 +96,22 @@ async def test_failure_in_mid_stream_is_a_failed_response(api: Api) -> None:
     assert events[-1].response.error.message == "lost"
 
 
+async def test_earlier_responses_are_not_kept_and_the_error_says_so(api: Api) -> None:
+    response = await api.openai.responses.create(model="tiny", input="Hi", store=True)
+    assert response.store is False
+    ask = api.openai.responses
+    for call in (ask.retrieve(response.id), ask.delete(response.id), ask.cancel(response.id)):
+        with pytest.raises(openai.NotFoundError, match="not kept here"):
+            await call
+
+
+async def test_input_tokens_are_those_of_the_prompt(api: Api) -> None:
+    counted = await api.openai.responses.input_tokens.count(model="tiny", input="Hi", instructions="Be brief.")
+    assert counted.object == "response.input_tokens"
+    response = await api.openai.responses.create(model="tiny", input="Hi", instructions="Be brief.")
+    assert counted.input_tokens == response.usage.input_tokens
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -105,6 +121,10 @@ async def test_failure_in_mid_stream_is_a_failed_response(api: Api) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"extra_body": {"foo": 1}}, "foo"),
         ({"temperature": 3}, "temperature"),
         ({"tools": TOOLS}, "tools"),

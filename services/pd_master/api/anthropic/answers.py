@@ -75,6 +75,26 @@ class TokenCount(TypedDict):
     input_tokens: int
 
 
+class ModelInfo(TypedDict):
+    """A model that is served; its limits are those of its context, prompt and output together."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelPage(TypedDict):
+    """The answer of `/v1/models` to Anthropic's clients; all models stand on one page."""
+
+    data: list[ModelInfo]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 class MessageErrorBody(TypedDict):
     """What went wrong."""
 

@@ -44,6 +44,7 @@ def chat_body(body: CountBody) -> ChatBody:
     chat = ChatBody(
         model=body.model,
         messages=messages,
+        continue_final_message=_is_begun(messages[-1]),
         tools=[_tool(tool) for tool in body.tools] if body.tools else None,
         tool_choice=_tool_choice(body),
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
@@ -55,6 +56,11 @@ def chat_body(body: CountBody) -> ChatBody:
         chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
         chat.stop = body.stop_sequences
     return chat
+
+
+def _is_begun(last: Message) -> bool:
+    """Whether the client has put words in the answer's mouth."""
+    return last.role == "assistant" and bool(last.content) and not last.tool_calls
 
 
 def _turn(message: InputMessage, where: str) -> list[Message]:

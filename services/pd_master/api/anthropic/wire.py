@@ -5,6 +5,7 @@ import msgspec
 from services.common.errors import SluiceError
 from services.common.request import Finish, FinishReason
 from services.pd_master.api.anthropic.answers import AnswerBlock, MessageError, MessageHead, MessageUsage, Stop
+from services.pd_master.api.http import HttpCall
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.parsers.pieces import Content, Piece, Reasoning, ToolArguments, ToolStart
 
@@ -26,6 +27,11 @@ def anthropic_error(error: SluiceError) -> bytes:
     kind = _ERROR_TYPES.get(error.http_status, default)
     body: MessageError = {"type": "error", "error": {"type": kind, "message": error.message}}
     return msgspec.json.encode(body)
+
+
+def is_anthropic(call: HttpCall) -> bool:
+    """Whether a client of this API asks, on a path that is not this API's alone."""
+    return bool(call.header(b"anthropic-version"))
 
 
 def message_head(live: LiveRequest) -> MessageHead:

@@ -83,6 +83,12 @@ class ServerInfo(TypedDict):
     num_pairs: int
 
 
+class Version(TypedDict):
+    """The answer of `/version`."""
+
+    version: str
+
+
 class Health(TypedDict):
     """The answer of probes."""
 

@@ -1,4 +1,4 @@
-"""`/tokens`, `/token_load`, `/get_model_name` and `/get_server_info`."""
+"""`/tokens`, `/token_load`, `/get_model_name`, `/get_server_info` and `/version`."""
 
 from importlib import metadata
 
@@ -6,7 +6,7 @@ import msgspec
 
 from services.common.errors import NoWorkerError
 from services.pd_master.api.http import HttpCall, UntilDisconnect
-from services.pd_master.api.native.answers import Load, ModelName, NumTokens, ServerInfo
+from services.pd_master.api.native.answers import Load, ModelName, NumTokens, ServerInfo, Version
 from services.pd_master.api.native.schema import TokensBody
 from services.pd_master.api.parse import BodyParser
 from services.pd_master.gateway import Gateway
@@ -46,6 +46,11 @@ class InfoEndpoint:
         if not models:
             raise NoWorkerError("no worker has reported a model yet")
         answer: ModelName = {"model_name": models[0].name}
+        await call.reply(200, msgspec.json.encode(answer))
+
+    async def version(self, call: HttpCall) -> None:
+        """Of Sluice."""
+        answer: Version = {"version": metadata.version("sluice")}
         await call.reply(200, msgspec.json.encode(answer))
 
     async def server_info(self, call: HttpCall) -> None:

@@ -9,6 +9,7 @@ from services.pd_master import checks
 from services.pd_master.api.openai import sampling
 from services.pd_master.api.openai.answer_plan import AnswerPlan, plan_answer
 from services.pd_master.api.openai.chat_schema import ChatBody
+from services.pd_master.api.openai.continued import check_continued, cut_after
 from services.pd_master.api.openai.messages import template_messages, template_tools
 from services.pd_master.api.openai.structured import forced_functions
 from services.pd_master.gateway import Gateway, Target, new_request_id
@@ -21,6 +22,7 @@ def check_chat(body: ChatBody) -> None:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
     forced_functions(body)
+    check_continued(body)
     checks.check_template_kwargs(body.chat_template_kwargs or {}, "chat_template_kwargs")
 
 
@@ -67,14 +69,13 @@ def chat_prompt(body: ChatBody, target: Target) -> tuple[list[int], AnswerPlan]:
     extra = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         extra["reasoning_effort"] = body.reasoning_effort
-    text = template.render(
-        template_messages(body.messages, template.source),
-        tools=tools,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        extra=extra,
-    )
+    messages = template_messages(body.messages, template.source)
+    begins_turn = body.add_generation_prompt is not False and not body.continue_final_message
+    text = template.render(messages, tools=tools, add_generation_prompt=begins_turn, extra=extra)
     if not text:
         raise InvalidRequestError("messages: the chat template makes an empty prompt of them", param="messages")
+    if body.continue_final_message:
+        text = cut_after(text, messages[-1]["content"])
     special = body.add_special_tokens or False  # templates write the special tokens themselves
     ids = encode_bounded(target.text, text, target.model.max_context_tokens, param="messages", special=special)
     return ids, plan_answer(body, template.source, text, target.text.special_id)

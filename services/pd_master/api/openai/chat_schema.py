@@ -116,6 +116,7 @@ class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
 

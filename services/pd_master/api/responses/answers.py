@@ -85,6 +85,13 @@ class Response(TypedDict):
     metadata: dict[str, str]
 
 
+class InputTokens(TypedDict):
+    """The answer of `/v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ResponseEvent(TypedDict):
     """One event of a response stream; which fields it has follows from its type."""
 

@@ -13,32 +13,50 @@ from services.pd_master.api.openai.chat_schema import (
     ToolCall,
 )
 from services.pd_master.api.openai.chat_schema import ToolChoice as ChatToolChoice
-from services.pd_master.api.responses.schema import FunctionTool, Item, ItemPart, NamedFunction, ResponsesBody
+from services.pd_master.api.responses.schema import (
+    ContextFields,
+    FunctionTool,
+    Item,
+    ItemPart,
+    NamedFunction,
+    ResponsesBody,
+)
 
-_REFUSED = ("previous_response_id", "conversation", "background", "prompt", "top_logprobs")
+_REFUSED = {
+    "previous_response_id": "responses are not kept here; send the items of earlier turns in input",
+    "conversation": "conversations are not kept here; send the items of earlier turns in input",
+    "prompt": "prompt templates are not kept here; send what they make in instructions and input",
+    "background": "a response is computed while its client waits for it",
+    "top_logprobs": "log-probabilities are given by /v1/chat/completions",
+}
+_LOGPROBS = "message.output_text.logprobs"
 
 
-def chat_body(body: ResponsesBody) -> ChatBody:
-    """The same conversation and limits. Raises InvalidRequestError naming the field or item at fault."""
-    for name in _REFUSED:
-        if getattr(body, name):
-            raise InvalidRequestError(f"{name}: not supported; each request carries its own context", param=name)
+def chat_body(body: ContextFields) -> ChatBody:
+    """The same conversation, with limits and sampling where the body has them. Raises InvalidRequestError naming the
+    field or item at fault."""
+    for name, reason in _REFUSED.items():
+        if getattr(body, name, None):
+            raise InvalidRequestError(f"{name}: not supported: {reason}", param=name)
     form = body.text.format if body.text else None
-    return ChatBody(
+    chat = ChatBody(
         model=body.model,
         messages=_messages(body),
-        max_completion_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
         tools=[_tool(one) for one in body.tools] if body.tools else None,
         tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=ResponseFormat(form.type, NamedSchema(form.name, form.schema)) if form else None,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
     )
+    if isinstance(body, ResponsesBody):
+        if _LOGPROBS in (body.include or ()):
+            problem = f"{_LOGPROBS} is not supported: {_REFUSED['top_logprobs']}"
+            raise InvalidRequestError(f"include: {problem}", param="include")
+        chat.max_completion_tokens, chat.temperature, chat.top_p = body.max_output_tokens, body.temperature, body.top_p
+    return chat
 
 
-def _messages(body: ResponsesBody) -> list[Message]:
+def _messages(body: ContextFields) -> list[Message]:
     messages = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
         if not body.input:
@@ -102,7 +120,7 @@ def _tool(tool: FunctionTool) -> Tool:
     return Tool(Function(tool.name, tool.description, tool.parameters, tool.strict))
 
 
-def _tool_choice(body: ResponsesBody) -> ChatToolChoice | None:
+def _tool_choice(body: ContextFields) -> ChatToolChoice | None:
     choice = body.tool_choice
     return NamedChoice(choice) if isinstance(choice, NamedFunction) else choice
 

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`."""
+"""`POST /v1/responses` and `POST /v1/responses/input_tokens`."""
 
 import time
 
@@ -10,17 +10,18 @@ from services.pd_master.api.choices import gather, parts_of
 from services.pd_master.api.events import stream_events
 from services.pd_master.api.http import HttpCall, UntilDisconnect
 from services.pd_master.api.openai.answer_plan import ChoiceReader, num_reasoning_tokens
-from services.pd_master.api.openai.chat_request import chat_request, check_chat
+from services.pd_master.api.openai.chat_request import chat_prompt, chat_request, check_chat
 from services.pd_master.api.parse import BodyParser
-from services.pd_master.api.responses.answers import Response, ResponseUsage, Status
+from services.pd_master.api.responses.answers import InputTokens, Response, ResponseUsage, Status
 from services.pd_master.api.responses.convert import chat_body
 from services.pd_master.api.responses.items import Event, OutputItems
-from services.pd_master.api.responses.schema import ResponsesBody
+from services.pd_master.api.responses.schema import ContextFields, ResponsesBody
 from services.pd_master.gateway import Gateway, now
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.parsers.pieces import Content, Piece
 
 _parse = BodyParser(ResponsesBody)
+_parse_count = BodyParser(ContextFields)
 encode = msgspec.json.encode
 
 
@@ -49,6 +50,28 @@ class ResponsesEndpoint:
                     await call.reply(200, encode(await answer.whole()))
             finally:
                 await live.aclose()
+
+    async def count(self, call: HttpCall) -> None:
+        """Tokens of the prompt that this input makes."""
+        body = _parse_count(await call.body(self._gateway.config.max_body_bytes))
+        async with UntilDisconnect(call):
+            target = await self._gateway.target(body.model)
+            prompt_ids, _ = await self._gateway.tokenizers.run(chat_prompt, chat_body(body), target)
+            counted: InputTokens = {"object": "response.input_tokens", "input_tokens": len(prompt_ids)}
+            await call.reply(200, encode(counted))
+
+
+class NotKeptError(SluiceError):
+    """A response that was answered before: none is kept."""
+
+    code = "response_not_found"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+
+
+async def earlier_response(call: HttpCall) -> None:
+    """Whatever is asked of an earlier response. Raises NotKeptError."""
+    raise NotKeptError(f"{call.path}: responses are not kept here: their state is the client's, whatever `store` says")
 
 
 class ResponseEvents:

@@ -83,26 +83,35 @@ class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | NamedFunction
 
 
-class ResponsesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """All that a request may hold."""
+class ContextFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What makes the prompt, which is all that counts for its tokens."""
 
     model: str
     input: str | Annotated[list[Item], Meta(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """Accepted: a prompt beyond the context is an error in either case."""
 
-    # Known, and refused where they ask for what is not kept or done here.
+    # Known, and refused where they ask for what is not kept here.
     previous_response_id: str | None = None
     conversation: Any = None
+
+
+class ResponsesBody(ContextFields, kw_only=True, forbid_unknown_fields=True):
+    """All that a request may hold."""
+
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    # Known, and refused where they ask for what is not done here.
     background: bool | None = None
     prompt: Any = None
     top_logprobs: TopLogprobs | None = None
@@ -113,7 +122,6 @@ class ResponsesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     metadata: dict[str, str] | None = None
     user: str | None = None
     include: list[str] | None = None
-    truncation: Literal["auto", "disabled"] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

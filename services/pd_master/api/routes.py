@@ -5,11 +5,11 @@ from services.pd_master.api.anthropic.wire import anthropic_error
 from services.pd_master.api.app import App, Route
 from services.pd_master.api.console import ConsoleState, console_file
 from services.pd_master.api.health import HealthEndpoint
+from services.pd_master.api.models import PREFIX, ModelsEndpoint
 from services.pd_master.api.native.generate import NativeEndpoint
 from services.pd_master.api.native.info import InfoEndpoint
 from services.pd_master.api.openai.chat import ChatEndpoint
 from services.pd_master.api.openai.completions import CompletionsEndpoint
-from services.pd_master.api.openai.models import PREFIX, ModelsEndpoint
 from services.pd_master.api.openai.tokenize import TokenizeEndpoint
 from services.pd_master.api.openapi import OpenApiEndpoint
 from services.pd_master.api.responses.responses import ResponsesEndpoint, earlier_response

@@ -10,8 +10,7 @@ A token's noise is a hash of the draw's 64-bit key and of the token's id, the sa
 * top-k: its threshold is looked for among the two best of each lane, which hold all of the k best unless three of them
   share a lane; a count over the row says whether they do. Where they do not, or k is large, the threshold is found by
   counting above eight values a pass, each pass leaving an eighth of the range.
-* top-p: the winner among all is the winner in the nucleus if it lies inside, which the mass of the more likely tokens
-  tells. If it does not, neither does any token as unlikely: those are out, and again. So no threshold is searched for.
+* top-p: `kernels.drawing` looks at the winners among all until one lies in the nucleus.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import INTERPRETED, expect_rows_contiguous, expect_shape, next_power_of_2
+from kernels.drawing import draw, scores
+from kernels.launch import expect_rows_contiguous, expect_shape, next_power_of_2
 
-_EXACT = tl.constexpr(INTERPRETED)
 TOP_K_RANGE = 64.0
 """Tokens less likely than the best by more than e^-64 are left out of the search for the k-th."""
 
@@ -49,46 +48,6 @@ class SamplingRows:
 
 
 @triton.jit
-def _mix(x):
-    """Mix 32 bits with full avalanche (C. Wellons's lowbias32)."""
-    x = x ^ (x >> 16)
-    x = x * 0x7FEB352D
-    x = x ^ (x >> 15)
-    x = x * 0x846CA68B
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def _log(x):
-    """Return log(x) by the hardware's approximation, to about 1e-6: noise needs no more, and a full one costs twice."""
-    if _EXACT:
-        y = tl.log(x)
-    else:
-        y = tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-        y = y * 0.6931471805599453
-    return y
-
-
-@triton.jit
-def _gumbel(cols, low, high):
-    """Return standard Gumbel noise of token ids `cols` under a key's halves, uint32.
-
-    -log(-log(1 - u)), where the inner logarithm of a small u comes from its series: 1 - u would round it away.
-    """
-    bits = _mix(_mix(cols.to(tl.uint32) * 0x9E3779B1 ^ low) + high)
-    u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
-    series = u * (1.0 + u * (0.5 + u * (0.33333334 + u * (0.25 + u * 0.2))))
-    return -_log(tl.where(u < 0.015625, series, -_log(1.0 - u)))
-
-
-@triton.jit
-def _scores(base, start, vocab, top, inverse_temperature, BLOCK: tl.constexpr):
-    cols = start + tl.arange(0, BLOCK)
-    x = tl.load(base + cols, mask=cols < vocab, other=float("-inf")).to(tl.float32)
-    return (x - top) * inverse_temperature
-
-
-@triton.jit
 def _search_threshold(base, vocab, top, inverse_temperature, top_k, RANGE: tl.constexpr, PIVOTS: tl.constexpr,
                       BLOCK: tl.constexpr):  # fmt: skip
     """Return the largest y that at least `top_k` scores reach (within float resolution), or -inf beyond RANGE.
@@ -104,7 +63,7 @@ def _search_threshold(base, vocab, top, inverse_temperature, top_k, RANGE: tl.co
     while searching:
         counts = tl.zeros([PIVOTS, BLOCK], tl.int32)
         for start in range(0, vocab, BLOCK):
-            y = _scores(base, start, vocab, top, inverse_temperature, BLOCK)
+            y = scores(base, start, vocab, top, inverse_temperature, BLOCK)
             counts += (y[None, :] >= pivots[:, None]).to(tl.int32)
         reached = tl.sum(counts, axis=1)
         enough = reached >= top_k
@@ -125,7 +84,7 @@ def _top_k_threshold(base, vocab, top, inverse_temperature, top_k, RANGE: tl.con
     first = tl.full([BLOCK], float("-inf"), tl.float32)
     second = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(0, vocab, BLOCK):
-        y = _scores(base, start, vocab, top, inverse_temperature, BLOCK)
+        y = scores(base, start, vocab, top, inverse_temperature, BLOCK)
         second = tl.maximum(second, tl.minimum(first, y))
         first = tl.maximum(first, y)
     low = -RANGE
@@ -146,44 +105,11 @@ def _top_k_threshold(base, vocab, top, inverse_temperature, top_k, RANGE: tl.con
     if found:
         counts = tl.zeros([BLOCK], tl.int32)
         for start in range(0, vocab, BLOCK):
-            counts += (_scores(base, start, vocab, top, inverse_temperature, BLOCK) >= low).to(tl.int32)
+            counts += (scores(base, start, vocab, top, inverse_temperature, BLOCK) >= low).to(tl.int32)
         found = tl.sum(counts) == kept
     if not found:
         low = _search_threshold(base, vocab, top, inverse_temperature, top_k, RANGE, PIVOTS, BLOCK_K)
     return low
-
-
-@triton.jit
-def _draw(base, vocab, top, inverse_temperature, floor, above, low, high, BLOCK: tl.constexpr):
-    """Return `(id, y)` of the token with the largest `y + noise` among those with `y >= floor` and `y > above`."""
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    best_y = tl.full([BLOCK], float("-inf"), tl.float32)
-    best_id = tl.full([BLOCK], 2147483647, tl.int32)
-    for start in range(0, vocab, BLOCK):
-        cols = start + tl.arange(0, BLOCK)
-        y = _scores(base, start, vocab, top, inverse_temperature, BLOCK)
-        z = tl.where((y >= floor) & (y > above), y + _gumbel(cols, low, high), float("-inf"))
-        better = z > best
-        best_id = tl.where(better, cols, best_id)
-        best_y = tl.where(better, y, best_y)
-        best = tl.maximum(z, best)
-    token = tl.min(tl.where(best == tl.max(best), best_id, 2147483647))
-    return token, tl.max(tl.where(best_id == token, best_y, float("-inf")))
-
-
-@triton.jit
-def _masses(base, vocab, top, inverse_temperature, least, y, half, BLOCK: tl.constexpr):
-    """Return the masses of the tokens at least as likely as `least`, and strictly more likely than `y` and `half`."""
-    allowed = tl.zeros([BLOCK], tl.float32)
-    more = tl.zeros([BLOCK], tl.float32)
-    more_half = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, vocab, BLOCK):
-        z = _scores(base, start, vocab, top, inverse_temperature, BLOCK)
-        w = tl.exp(z)
-        allowed += tl.where(z >= least, w, 0.0)
-        more += tl.where(z > y, w, 0.0)
-        more_half += tl.where(z > half, w, 0.0)
-    return tl.sum(allowed), tl.sum(more), tl.sum(more_half)
 
 
 @triton.jit
@@ -203,40 +129,33 @@ def _best(base, vocab, BLOCK: tl.constexpr):
 @triton.jit
 def _sample(logits_ptr, out_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, low_ptr, high_ptr, source_ptr,
             target_ptr, vocab, row_stride, RANGE: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
-            LANES: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
+            BLOCK_K: tl.constexpr):  # fmt: skip
     """Grid `(n,)`: one program a draw; every pass after the first finds the row in L2 (0.5 MB a row)."""
     row = tl.program_id(0)
     base = logits_ptr + tl.load(source_ptr + row).to(tl.int64) * row_stride
     temperature = tl.load(temperature_ptr + row)
     inverse = 1.0 / tl.maximum(temperature, 1e-6)
-    top, token = _best(base, vocab, BLOCK)
+    top_k = tl.load(top_k_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    is_cut = (top_k > 0) & (top_k < vocab)
+    origin = 0.0
+    token = 0
+    if (temperature <= 0.0) | is_cut | (min_p > 0.0):
+        origin, token = _best(base, vocab, BLOCK)
     if temperature > 0.0:
-        top_k = tl.load(top_k_ptr + row)
-        top_p = tl.load(top_p_ptr + row)
-        min_p = tl.load(min_p_ptr + row)
         least = float("-inf")
-        if (top_k > 0) & (top_k < vocab):
-            if top_k <= LANES // 16:
-                least = _top_k_threshold(base, vocab, top, inverse, top_k, RANGE, PIVOTS, LANES, BLOCK_K)
+        if is_cut:
+            if top_k <= BLOCK // 16:
+                least = _top_k_threshold(base, vocab, origin, inverse, top_k, RANGE, PIVOTS, BLOCK, BLOCK_K)
             else:  # three of so many most likely share a lane somewhere
-                least = _search_threshold(base, vocab, top, inverse, top_k, RANGE, PIVOTS, BLOCK_K)
+                least = _search_threshold(base, vocab, origin, inverse, top_k, RANGE, PIVOTS, BLOCK_K)
         floor = least
         if min_p > 0.0:
             floor = tl.maximum(floor, tl.log(min_p))
         low = tl.load(low_ptr + row).to(tl.uint32, bitcast=True)
         high = tl.load(high_ptr + row).to(tl.uint32, bitcast=True)
-        above = float("-inf")
-        searching = True
-        while searching:
-            token, y = _draw(base, vocab, top, inverse, floor, above, low, high, BLOCK)
-            searching = (top_p < 1.0) & (y < 0.0)
-            if searching:
-                half = y * 0.5
-                allowed, more, more_half = _masses(base, vocab, top, inverse, least, y, half, BLOCK)
-                limit = top_p * allowed
-                searching = more >= limit
-                above = tl.where(more_half >= limit, half, y)
-    tl.store(out_ptr + tl.load(target_ptr + row), token.to(out_ptr.dtype.element_ty))
+        token = draw(base, vocab, origin, inverse, least, floor, tl.load(top_p_ptr + row), low, high, BLOCK)
+    tl.store(out_ptr + tl.load(target_ptr + row), token)
 
 
 def sample(logits: torch.Tensor, rows: SamplingRows, out: torch.Tensor) -> None:
@@ -257,9 +176,9 @@ def sample(logits: torch.Tensor, rows: SamplingRows, out: torch.Tensor) -> None:
     expect_rows_contiguous("logits", logits)
     if count == 0:
         return
-    block = min(8192, max(next_power_of_2(vocab), 64))
+    block = min(4096, max(next_power_of_2(vocab), 64))
     _sample[(count,)](
         logits, out, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.key_low, rows.key_high, rows.source,
-        rows.target, vocab, logits.stride(0), RANGE=TOP_K_RANGE, PIVOTS=8, BLOCK=block, LANES=min(block, 4096),
-        BLOCK_K=min(block, 2048), num_warps=16,
+        rows.target, vocab, logits.stride(0), RANGE=TOP_K_RANGE, PIVOTS=8, BLOCK=block,
+        BLOCK_K=min(block, 2048), num_warps=32,
     )  # fmt: skip

@@ -104,6 +104,17 @@ def test_draws_equal_the_cpu_backends(device: torch.device, setting: dict[str, A
     assert ids.tolist() == draw_on_cpu(logits.float().cpu(), params, keys).tolist()
 
 
+@pytest.mark.parametrize("top_p", [0.0, 0.02, 0.5])
+def test_a_nucleus_that_the_first_winners_miss_is_found_across_lanes(device: torch.device, top_p: float) -> None:
+    """Three tokens share a lane here, and many winners lie outside before one does not."""
+    count, vocab = 6, 9000
+    logits = torch.randn(count, vocab, device=device) * 3
+    ids = draw(logits, rows_of(count, device, position=2, top_p=top_p))
+    keys = [noise_key(13 + 7919 * i, 0, 2) for i in range(count)]
+    params = [SamplingParams(temperature=1.0, top_p=top_p) for _ in range(count)]
+    assert ids.tolist() == draw_on_cpu(logits.float().cpu(), params, keys).tolist()
+
+
 def test_keys_of_many_draws_are_those_of_one() -> None:
     cases = [(0, 0, 0), (2**64 - 1, 3, 77), (12345, 1, 2**31)]
     many = noise_keys(np.array([sequence_key(s, c) for s, c, _ in cases], np.uint64),

@@ -31,6 +31,9 @@ from kernels.launch import (
 )
 from kernels.layout import Heads, Rope, SlotTable
 
+_NO_TOKEN = tl.constexpr(1.0e30)
+"""A maximum that no score reaches: beside it every token's weight is 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
@@ -137,7 +140,7 @@ def _decode_attention(  # noqa: PLR0915 - a kernel is one function
     d = tl.arange(0, BLOCK_D)
     start = first_block * BLOCK_TOKENS
     k_ptr = kv_ptr + head * HEAD_DIM
-    v_ptr = kv_ptr + (KV_HEADS + head) * HEAD_DIM
+    v_ptr = k_ptr + KV_HEADS * HEAD_DIM
     slots = tl.load(slots_ptr + start + t, mask=start + t < old_tokens, other=padding_slot)
     half: tl.constexpr = ROTARY_DIM // 2
     angle = tl.where(d < half, d, d - half)
@@ -153,7 +156,10 @@ def _decode_attention(  # noqa: PLR0915 - a kernel is one function
     q_offsets = (head * GROUP + g)[:, None] * HEAD_DIM
     q = _rotated(token_ptr, q_offsets, d[None, :], in_head & (g < GROUP)[:, None], cos, sin, q_norm_ptr, eps,
                  HEAD_DIM, ROTARY_DIM, QK_NORM).to(kv_ptr.dtype.element_ty)  # fmt: skip
-    top = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
+    # Rows of the tile that no query head fills weigh every token with 0: tensor cores take less power for zeros, and
+    # power is what a step of many rows runs out of.
+    is_head = g < GROUP
+    top = tl.where(is_head, float("-inf"), _NO_TOKEN)
     total = tl.zeros([GROUP_ROWS], tl.float32)
     acc = tl.zeros([GROUP_ROWS, BLOCK_D], tl.float32)
     if start + num_blocks * BLOCK_TOKENS >= old_tokens:
@@ -165,24 +171,24 @@ def _decode_attention(  # noqa: PLR0915 - a kernel is one function
         home = tl.load(slots_ptr + old_tokens).to(tl.int64) * slot_stride
         tl.store(k_ptr + home + d[None, :], k_new, mask=in_head)
         tl.store(v_ptr + home + d[None, :], v_new, mask=in_head)
-        top = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), axis=1) * scale
+        top = tl.where(is_head, tl.sum(q.to(tl.float32) * k_new.to(tl.float32), axis=1) * scale, _NO_TOKEN)
         total += 1.0
         acc += v_new.to(tl.float32)
 
     for i in tl.range(0, num_blocks, num_stages=STAGES):
         position = start + i * BLOCK_TOKENS + t
-        offsets = slots.to(tl.int64)[:, None] * slot_stride + d[None, :]
+        k_rows = k_ptr + slots.to(tl.int64)[:, None] * slot_stride + d[None, :]
         # The next ids ride along: were they loaded in the iteration that uses them, no load could be ahead of its use.
         # Past the end all name the padding slot, which L2 has: a context a little over a block costs no more than its
         # tokens. Nobody's KV will do, since one that is not finite would reach the output: 0 * NaN is NaN.
         following = position + BLOCK_TOKENS
         slots = tl.load(slots_ptr + following, mask=following < old_tokens, other=padding_slot)
         if BLOCK_D == HEAD_DIM:
-            k = tl.load(k_ptr + offsets)
-            v = tl.load(v_ptr + offsets)
+            k = tl.load(k_rows)
+            v = tl.load(k_rows + KV_HEADS * HEAD_DIM)
         else:
-            k = tl.load(k_ptr + offsets, mask=in_head, other=0.0)
-            v = tl.load(v_ptr + offsets, mask=in_head, other=0.0)
+            k = tl.load(k_rows, mask=in_head, other=0.0)
+            v = tl.load(k_rows + KV_HEADS * HEAD_DIM, mask=in_head, other=0.0)
         s = dot(q, tl.trans(k), tl.zeros([GROUP_ROWS, BLOCK_TOKENS], tl.float32), PRECISION) * scale
         s = tl.where((position < old_tokens)[None, :], s, float("-inf"))
         new_top = tl.maximum(top, tl.max(s, axis=1))

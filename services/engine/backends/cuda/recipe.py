@@ -90,7 +90,7 @@ def _attention(recipe: DecodeRecipe, rows: int, num_kv_heads: int) -> DecodeReci
     if rows <= 64:
         return replace(recipe, attention=AttentionTuning(4, 4, 8), block_tokens=32, target_items=4 * one_wave,
                        min_split_blocks=4 * num_kv_heads)  # fmt: skip
-    return replace(recipe, attention=AttentionTuning(4, 2, 8), block_tokens=32, target_items=8 * one_wave,
+    return replace(recipe, attention=AttentionTuning(4, 1, 8), block_tokens=32, target_items=8 * one_wave,
                    min_split_blocks=4 * num_kv_heads)  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from kernels import reference
 from kernels.layout import Heads, Rope, SlotTable
 from kernels.prefill_attention import PrefillTuning, prefill_tiles
 from kernels.skinny_gemm import GemmShape
+from services.engine.backends.cuda import prefill_step
 from services.engine.backends.cuda.decode_step import DecodeBuffers, DecodeStep
 from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep, PromptAttention
 from services.engine.backends.cuda.recipe import DecodeRecipe, SplitDepth
@@ -109,3 +110,14 @@ def test_two_chunks_and_a_decode_step_equal_the_plain_model(device: torch.device
     rows = torch.tensor([1, 2], dtype=torch.int32, device=device)
     logits = decode(torch.tensor([IDS[7], 0], dtype=torch.int32, device=device), lens, SlotTable(model.table, rows))
     assert_close(logits[0], expected[7], 1e-5)
+
+
+def test_the_last_layer_may_compute_q_of_the_wanted_tokens_alone(
+    device: torch.device, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_step, "_FEW", 1)
+    ids = torch.tensor(IDS, dtype=torch.int32, device=device)
+    tuning = PrefillTuning(16, 16, 2, 4)
+    prefill = PrefillStep(model.decoder, HEADS, model.rope, model.pool, PromptAttention.TRITON, tuning)
+    assert_close(prefill(chunk(model, ids, 0, 4))[0], plain(model, ids)[3], 1e-5)
+    assert_close(prefill(chunk(model, ids, 4, 8))[0], plain(model, ids)[7], 1e-5)

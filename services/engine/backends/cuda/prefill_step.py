@@ -26,6 +26,10 @@ from services.engine.backends.cuda.rank_sums import RankSums
 from services.engine.models.experts import RoutedMlp
 from services.engine.models.layers import Block, Decoder, Linear
 
+_FEW = 32
+"""Tokens for each one whose logits are asked for, and such tokens at least, from which on q of the last layer is
+computed for these alone. Short steps are bound by reading the weights, once is best there."""
+
 
 class PromptAttention(Enum):
     """What attends from the tokens of a prompt."""
@@ -92,10 +96,11 @@ class PrefillStep:
     def _last(self, batch: PrefillBatch, residual: Tensor, normed: Tensor) -> Tensor:
         decoder, block, layer = self._decoder, self._decoder.blocks[-1], len(self._decoder.blocks) - 1
         rms_norm(residual, block.attention_norm, normed, decoder.norm_eps)
-        qkv = self._rotated(layer, block, normed, batch)
         wanted, tiles = batch.logits_tokens, batch.last_tiles
         if batch.scored is not None:
             wanted, tiles = torch.cat((wanted, batch.scored)), batch.tiles
+        qkv = self._qkv_of_few(block.attention.qkv, normed, wanted)
+        self._rotate(layer, block, qkv, batch)
         if wanted.numel():
             attended = torch.empty(len(residual), self._heads.num_heads * self._heads.head_dim,
                                    dtype=qkv.dtype, device=qkv.device)  # fmt: skip
@@ -138,18 +143,30 @@ class PrefillStep:
             partial.add_(linear.bias)
         self._sums.add(partial, residual)
 
-    def _rotated(self, layer: int, block: Block, normed: Tensor, batch: PrefillBatch) -> Tensor:
-        """Return the fused q, k, v rows, q and k rotated, k and v written to their slots."""
-        qkv = _product(normed, block.attention.qkv)
+    def _qkv_of_few(self, linear: Linear, normed: Tensor, wanted: Tensor) -> Tensor:
+        """Return the fused q, k, v rows of all tokens, but q of those in `wanted` alone where they are few: the others'
+        is not written."""
+        if len(normed) < _FEW * max(wanted.numel(), _FEW):
+            return _product(normed, linear)
+        width, bias = self._heads.num_heads * self._heads.head_dim, linear.bias
+        q, kv = (Linear(linear.weight[at], None if bias is None else bias[at])
+                 for at in (slice(None, width), slice(width, None)))  # fmt: skip
+        qkv = normed.new_empty(len(normed), len(linear.weight))
+        qkv[:, width:] = _product(normed, kv)
+        qkv[wanted, :width] = _product(normed[wanted], q)
+        return qkv
+
+    def _rotate(self, layer: int, block: Block, qkv: Tensor, batch: PrefillBatch) -> None:
+        """Rotate q and k of the fused rows; write k and v to their slots."""
         norm = block.attention.qk_norm
         rope = self._rope
         if norm is not None:
             rope = replace(rope, q_norm=norm.q_weight, k_norm=norm.k_weight, eps=norm.eps)
         rope_kv_write(qkv, self._pool[layer], batch.slots, batch.positions, rope, self._heads)
-        return qkv
 
     def _attend(self, layer: int, block: Block, normed: Tensor, batch: PrefillBatch) -> Tensor:
-        qkv = self._rotated(layer, block, normed, batch)
+        qkv = _product(normed, block.attention.qkv)
+        self._rotate(layer, block, qkv, batch)
         if batch.whole is not None and self._attention is PromptAttention.CUDNN:
             return self._whole_prompts(qkv, batch.whole)
         out = qkv.new_empty(len(qkv), self._heads.num_heads * self._heads.head_dim)

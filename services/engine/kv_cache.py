@@ -88,7 +88,7 @@ class KvCache:
         Then the tree's slots replace the holding's own, which are freed: whoever keeps a copy must take the new ones.
         """
         n = len(tokens)
-        node, known = self._prefixes.insert(tokens, holding.slots[:n], holding.root)
+        node, known = self._prefixes.insert(tokens, holding.slots[:n], holding.root, holding.node)
         self._prefixes.lock(node)
         self._prefixes.unlock(holding.node)
         doubled = holding.slots[holding.num_shared : known].copy()
@@ -140,8 +140,8 @@ class KvCache:
         """Slots that are neither free nor evictable."""
         return self.num_slots - self.available
 
-    def usage(self) -> Usage:
-        """Slots by state; pages are the transfer's to add."""
+    def usage(self, **pages: int) -> Usage:
+        """Slots by state; `pages` by state are for others to say."""
         locked = self._prefixes.num_tokens - self._prefixes.num_evictable
         return Usage(
             num_slots=self.num_slots,
@@ -149,6 +149,7 @@ class KvCache:
             held_slots=self._num_private + locked,
             reserved_slots=self._num_reserved,
             evictable_slots=self._prefixes.num_evictable,
+            **pages,
         )
 
     def problems(self, holdings: list[Holding]) -> list[str]:

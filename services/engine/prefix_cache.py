@@ -76,10 +76,16 @@ class PrefixCache:
         self._heap: list[tuple[int, int, Node]] = []  # (last_used, tie, leaf); at most one entry a node, perhaps stale
         self._tie = count()
 
-    def match(self, tokens: Ints, limit: int, root: Node | None = None) -> Match:
-        """Find the longest cached prefix of tokens[:limit]; splits a node so that the match ends at one."""
-        node, done = root or self.root, 0
+    def match(self, tokens: Ints, limit: int, root: Node | None = None, known: Node | None = None) -> Match:
+        """Find the longest cached prefix of tokens[:limit]; splits a node so that the match ends at one.
+
+        known: a node that is known to lie on the way, so that nothing above it has to be compared.
+        """
+        node = known or root or self.root
+        done = node.end
         self._clock += 1
+        for above in node.path():
+            above.last_used = self._clock
         while done < limit:
             child = node.children.get(int(tokens[done]))
             if child is None:
@@ -93,9 +99,12 @@ class PrefixCache:
                 break
         return Match(node, done)
 
-    def insert(self, tokens: Ints, slots: Ints, root: Node | None = None) -> Match:
-        """Add tokens with their slots; the match says how many were there already: their given slots are not taken."""
-        node, done = self.match(tokens, len(tokens), root)
+    def insert(self, tokens: Ints, slots: Ints, root: Node | None = None, known: Node | None = None) -> Match:
+        """Add tokens with their slots; the match says how many were there already: their given slots are not taken.
+
+        known: as for `match`.
+        """
+        node, done = self.match(tokens, len(tokens), root, known)
         if done == len(tokens):
             return Match(node, done)
         leaf = Node(tokens[done:].copy(), slots[done:].copy(), node)

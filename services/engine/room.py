@@ -24,7 +24,10 @@ class RoomMaker:
         """Rows of the next step, each with a slot for its next token."""
         rows = self._state.rows
         decode = rows.decoding()
-        for row in decode[rows.length[decode] >= rows.capacity[decode]].tolist():
+        full = decode[rows.length[decode] >= rows.capacity[decode]].tolist()
+        if not full:
+            return decode
+        for row in full:
             sequence = self._state.sequence_of[row]
             if sequence is not None:  # it may have been preempted for a row before it
                 self._grow(sequence, row)

@@ -1,5 +1,7 @@
 """What one sequence's parameters do to its logits before a token is drawn."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,9 @@ class SequenceRules:
         self._stop_ids = _ids(job.stop.stop_token_ids, device)
         self._allowed = _ids(self.params.allowed_token_ids, device)
         self._bias_ids = _ids(tuple(self.params.logit_bias), device)
-        self._bias = upload(torch.tensor(list(self.params.logit_bias.values()), dtype=torch.float32), device)
+        self._bias = _nothing(device)
+        if self.params.logit_bias:
+            self._bias = upload(torch.tensor(list(self.params.logit_bias.values()), dtype=torch.float32), device)
         self._penalties: TokenPenalties | None = None
         if TokenPenalties.asked_for(self.params):
             prompt = upload(torch.from_numpy(job.tokens[: job.num_prompt_tokens]), device).long()
@@ -103,5 +107,11 @@ def note_drawn(rules: list[tuple[SequenceRules, int]], ids: Tensor) -> None:
         each.drawn(ids, at, host)
 
 
+@cache
+def _nothing(device: torch.device) -> Tensor:
+    """What most sequences ask for; making it anew for each would take longer than all else about its rules."""
+    return torch.empty(0, dtype=torch.int64, device=device)
+
+
 def _ids(ids: tuple[int, ...], device: torch.device) -> Tensor:
-    return upload(torch.tensor(ids, dtype=torch.int64), device)
+    return _nothing(device) if not ids else upload(torch.tensor(ids, dtype=torch.int64), device)

@@ -50,6 +50,12 @@ class SlotAllocator:
 
     def free(self, slots: Ints) -> None:
         """Take back allocated slots in any order."""
+        if len(slots) == 0:
+            return
+        first, last = int(slots.min()), int(slots.max())
+        if last - first == len(slots) - 1:  # one run, as most are: nothing to sort
+            self._free_run(first, last + 1)
+            return
         for start, end in runs(slots):
             self._free_run(start, end)
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 
-import msgspec
 import numpy as np
 
 from services.common.ipc import AttemptKey, CacheChanged, Deferred, Ended, Event, GrammarRefused, Usage
@@ -56,13 +55,11 @@ class EngineState:
 
     def usage(self) -> Usage:
         """Slots and pages by state."""
-        usage = self.kv.usage()
         host = {"host_pages_free": self.host.num_free, "host_pages_in_use": self.host.num_used}
         if self.pages is None:
-            return msgspec.structs.replace(usage, **host)
+            return self.kv.usage(**host)
         pages = self.pages.counts()
-        return msgspec.structs.replace(
-            usage,
+        return self.kv.usage(
             **host,
             pages_free=pages.free,
             pages_in_use=pages.held + pages.moving,
@@ -105,6 +102,7 @@ class EngineState:
         assert job.holding is not None
         assert job.row is not None
         self.prefilling.remove(job)
+        cached = job.holding.num_shared
         replaced = self.kv.share(job.holding, job.tokens)
         if job.hand_over:
             self.rows.give_back(job.row)
@@ -112,7 +110,7 @@ class EngineState:
             job.state = JobState.HOLDING
             return
         if replaced:
-            self.rows.write(job.row, 0, job.holding.slots)
+            self.rows.write(job.row, cached, job.holding.slots[cached:])
         self.begin_decoding(job, num_sampled=1)
 
     def begin_decoding(self, job: Job, num_sampled: int) -> None:

@@ -42,6 +42,17 @@ def test_what_is_there_already_keeps_its_slots() -> None:
     assert slots_of(cache.match(ints(1, 2, 3, 4, 5), 5).node) == [10, 11, 12, 23, 24]
 
 
+def test_a_node_that_is_known_is_not_compared_and_counts_as_used() -> None:
+    cache = PrefixCache()
+    insert(cache, [1, 2, 3], 10)
+    known = cache.match(ints(1, 2, 3), 3).node
+    insert(cache, [7], 20)
+    match = cache.insert(ints(1, 2, 3, 4), ints(30, 31, 32, 33), known=known)
+    assert (match.num_tokens, slots_of(match.node)) == (3, [10, 11, 12, 33])
+    assert [cache.evict(1).tolist() for _ in range(3)] == [[20], [33], [12]]
+    assert cache.problems([]) == []
+
+
 def test_a_locked_prefix_survives_eviction_and_its_unlocked_end_does_not() -> None:
     cache = PrefixCache()
     insert(cache, [1, 2, 3, 4], 10)

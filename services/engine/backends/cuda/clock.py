@@ -7,6 +7,7 @@ wait for, and a graph is the call itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,13 +16,25 @@ from torch import Tensor
 _Pool = Any  # torch's own handle of a graph memory pool, or None
 
 
-class Mark:
-    """A point on the current stream, which is the compute stream but for `SideStream`; the backend's `Copy`."""
+@cache
+def _compute_stream(device: torch.device) -> torch.cuda.Stream:
+    """Everything but `SideStream` is launched on one stream; asking for it takes as long as recording an event."""
+    return torch.cuda.current_stream(device)
 
-    def __init__(self, device: torch.device) -> None:
-        self._event = torch.cuda.Event() if device.type == "cuda" else None
+
+class Mark:
+    """A point on the compute stream, or on another `stream`; the backend's `Copy`."""
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record(stream or _compute_stream(device))
+
+    def set_again(self, device: torch.device) -> None:
+        """Make it what is launched on the compute stream by now; an event of its own would cost more."""
         if self._event is not None:
-            self._event.record()
+            self._event.record(_compute_stream(device))
 
     def done(self) -> bool:
         """Whether the device has passed it."""
@@ -50,7 +63,7 @@ class SideStream:
         with torch.cuda.stream(self._stream):
             after.hold()
             target.copy_(source, non_blocking=True)
-            return Mark(self._device)
+            return Mark(self._device, self._stream)
 
 
 def pinned_bytes(num_bytes: int, device: torch.device) -> Tensor:

@@ -34,6 +34,8 @@ class RowDraws:
     def __init__(self, num_rows: int, vocab: int, device: torch.device) -> None:
         self._vocab, self._device = vocab, device
         self._seen: list[Sequence | None] = [None] * num_rows
+        self._last: list[Sequence] = []
+        """Of the batch before: while the same sequences decode there is nothing to learn."""
         self._kinds = np.zeros(num_rows, np.int8)
         self._fields: Ints = np.zeros((FIELDS, num_rows), np.int32)
         self._keys = np.zeros(num_rows, np.uint64)
@@ -41,9 +43,11 @@ class RowDraws:
     def stage(self, batch: Batch, staging: Staging) -> Draws | None:
         """Pack what the batch's decode rows need beyond the argmax; sample i draws output i from row i."""
         rows = batch.decode_rows
-        for row, sequence in zip(rows.tolist(), batch.sequences, strict=True):
-            if self._seen[row] is not sequence:
-                self._learn(row, sequence)
+        if batch.sequences != self._last:
+            for row, sequence in zip(rows.tolist(), batch.sequences, strict=True):
+                if self._seen[row] is not sequence:
+                    self._learn(row, sequence)
+            self._last = batch.sequences
         kinds = self._kinds[rows]
         if not kinds.any():
             return None
@@ -70,5 +74,7 @@ class RowDraws:
         else:
             kind = _Kind.DIRECT
         self._seen[row], self._kinds[row] = sequence, kind
+        if kind is _Kind.PLAIN:
+            return
         self._fields[:, row] = fields_of([rules.params])[:, 0]
         self._keys[row] = rules.sequence_key

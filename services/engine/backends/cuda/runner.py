@@ -30,7 +30,7 @@ from services.engine.backends.cuda.prefill_graphs import PrefillGraphs
 from services.engine.backends.cuda.prefill_step import PrefillStep, PromptAttention
 from services.engine.backends.cuda.rank_sums import open_rank_sums
 from services.engine.backends.cuda.recipe import recipe_for
-from services.engine.backends.cuda.result import DeviceResult, Waiting
+from services.engine.backends.cuda.result import DeviceResult, HostIds, Waiting
 from services.engine.backends.cuda.row_draws import RowDraws
 from services.engine.backends.cuda.sampler import Draws, Logprobs, launch_draws, stage_draws
 from services.engine.backends.cuda.slot_table import DeviceTable
@@ -73,6 +73,9 @@ class CudaRunner:
         self._max_rows = len(rows.length)
         self._table = DeviceTable(rows, pool.shape[1] - 1, self.device)
         self._staging = Staging(2 * self._max_rows + _STAGING_INTS, self.device)
+        self._packed: Ints = np.empty((2, -(-self._max_rows // 32) * 32), np.int32)
+        self._rows, self._lens = self._stage_no_rows()[:, : self._max_rows]
+        self._host_ids = HostIds(self._max_rows, self.device)
         self._ranks = ranks
         self._vocab = decoder.vocab_size
         self._row_draws = RowDraws(self._max_rows, self._vocab, self.device)
@@ -91,7 +94,7 @@ class CudaRunner:
     def launch(self, batch: Batch) -> DeviceResult:
         """See Runner."""
         n, staging = batch.num_decode_rows, self._staging
-        rows, _ = self._stage_rows(batch.decode_rows, batch.context_lens)
+        self._stage_rows(batch.decode_rows, batch.context_lens)
         chunks = self._prefill.stage(batch) if batch.chunks else None
         writes = self._table.stage(batch.table_writes, staging)
         decode_draws = self._row_draws.stage(batch, staging)
@@ -100,20 +103,20 @@ class CudaRunner:
         staging.send()
         for write in writes:
             write()
-        parts: list[Tensor] = []
+        decoded = first = None
         wanted: list[Logprobs | None] = []
         scores: list[ChunkScores] = []
         if n:
-            wanted.append(self._decode(n, rows, decode_draws))
-            parts.append(download(self._graphs.sampled[:n]))
+            wanted.append(self._decode(n, decode_draws))
+            decoded = self._host_ids.fetch(self._graphs.sampled[:n])
         if chunks is not None:
             logits, states = self._prefill.launch(chunks)
             ids, logprobs = self._sample_first(logits, first_draws, first_rows)
-            parts.append(download(ids))
+            first = download(ids)
             wanted.append(logprobs)
             scores = self._score(batch, states)
         told = [each for each in wanted if each is not None]
-        return DeviceResult(parts, told, Mark(self.device), self.waiting, scores)
+        return DeviceResult(n, decoded, first, self._host_ids, told, Mark(self.device), self.waiting, scores)
 
     def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
         """See Runner."""
@@ -140,8 +143,7 @@ class CudaRunner:
         log.info("decode and prompts: attention Triton over slots, all else the model's own modules, no graphs")
         step = EagerStep(decoder, self._heads, self.pool, tuning)
         self._prefill = EagerPrefill(step, self._table, self._staging, tuning.block_queries)
-        rows, lens = self._stage_no_rows()
-        self._graphs = EagerDecode(step, self._table, rows, lens, self._vocab, self.pool.dtype)
+        self._graphs = EagerDecode(step, self._table, self._rows, self._lens, self._vocab, self.pool.dtype)
 
     def _capture(self, decoder: Decoder) -> None:
         sums = open_rank_sums(self._ranks, decoder.embedding.shape[1], self._max_rows, self.pool.dtype, self.device)
@@ -161,38 +163,36 @@ class CudaRunner:
         graphs = PrefillGraphs(prefill, self._table, self._staging, tuning.block_queries)
         graphs.capture(self._stage_no_rows, self.device)
         self._prefill = graphs
-        rows, lens = self._stage_no_rows()
+        self._stage_no_rows()
         self._staging.send()
         self._graphs = DecodeGraphs(
-            decoder, self._heads, self._rope, self.pool, self._table, rows, lens, recipe_of, sums
+            decoder, self._heads, self._rope, self.pool, self._table, self._rows, self._lens, recipe_of, sums
         )
 
-    def _stage_no_rows(self) -> tuple[Tensor, Tensor]:
+    def _stage_no_rows(self) -> Tensor:
         nothing = np.empty(0, np.int32)
         return self._stage_rows(nothing, nothing)
 
-    def _stage_rows(self, decode_rows: Ints, context_lens: Ints) -> tuple[Tensor, Tensor]:
+    def _stage_rows(self, decode_rows: Ints, context_lens: Ints) -> Tensor:
         """Pack what the graphs read, first of all, so that it always lies at the same addresses."""
-        packed = np.zeros((2, -(-self._max_rows // 32) * 32), np.int32)
-        packed[0] = self._table.padding_row
-        packed[0, : len(decode_rows)] = decode_rows
-        packed[1, : len(context_lens)] = context_lens
+        n, (rows, lens) = len(decode_rows), self._packed
+        rows[:n], rows[n:] = decode_rows, self._table.padding_row
+        lens[:n], lens[n:] = context_lens, 0
         self._staging.begin()
-        rows, lens = self._staging.put(packed)[:, : self._max_rows]
-        return rows, lens
+        return self._staging.put(self._packed)
 
     def _stage_first_rows(self, batch: Batch) -> Tensor | None:
         """Request rows of the samples that end a prompt; the padding row where nothing is decoded here."""
         rows = [self._table.padding_row if (row := s.sequence.row) is None else row for s in batch.first_samples]
         return self._staging.put(np.array(rows, np.int32)) if rows else None
 
-    def _decode(self, n: int, rows: Tensor, draws: Draws | None) -> Logprobs | None:
+    def _decode(self, n: int, draws: Draws | None) -> Logprobs | None:
         graphs = self._graphs
         graphs.launch(n)
         if draws is None:
             return None
         logprobs = launch_draws(draws, self._whole(graphs.logits[:n]), graphs.sampled)
-        scatter_ints(graphs.sampled[:n], rows[:n], self._table.next_ids)
+        scatter_ints(graphs.sampled[:n], self._rows[:n], self._table.next_ids)
         return logprobs
 
     def _score(self, batch: Batch, states: Tensor | None) -> list[ChunkScores]:

@@ -59,8 +59,12 @@ class DeviceTable:
         live = [(row, start, end) for row, (start, end) in spans.items() if start < end]
         if not live:
             return np.empty(0, np.int32), np.empty(0, np.int32)
-        index = [np.arange(row * width + start, row * width + end, dtype=np.int32) for row, start, end in live]
-        return np.concatenate(index), np.concatenate([self._rows.table[row, start:end] for row, start, end in live])
+        rows, starts, ends = np.array(live, np.int32).T
+        lengths = ends - starts
+        before = np.cumsum(lengths) - lengths
+        columns = np.arange(before[-1] + lengths[-1], dtype=np.int32) + np.repeat(starts - before, lengths)
+        rows = np.repeat(rows, lengths)
+        return (rows * width + columns).astype(np.int32), self._rows.table[rows, columns]
 
 
 def _writing(values: Tensor, index: Tensor, out: Tensor) -> Callable[[], None]:

@@ -26,7 +26,11 @@ class Staging:
         self._device_ints = torch.zeros(num_ints, dtype=torch.int32, device=device)
         self._blocks = [pinned(num_ints, device) for _ in range(_BLOCKS)]
         self._views: list[Ints] = [block.numpy() for block in self._blocks]
-        self._marks: list[Mark | None] = [None] * _BLOCKS
+        self._marks = [Mark(device) for _ in range(_BLOCKS)]
+        self._first = self._device_ints[:0]
+        """The device's view of what was packed first, which seldom changes its shape."""
+        self._copies: list[tuple[Tensor, Tensor] | None] = [None] * _BLOCKS
+        """What each block was copied from and to last time: in a step without prompts, the same again."""
         self._turn = 0
         self._used = 0
 
@@ -34,9 +38,7 @@ class Staging:
         """Start packing a step; the copy three steps ago has long been made."""
         self._turn = (self._turn + 1) % _BLOCKS
         self._used = 0
-        mark = self._marks[self._turn]
-        if mark is not None:
-            mark.wait()
+        self._marks[self._turn].wait()
 
     def put(self, values: Ints) -> Tensor:
         """Pack an array; return where it will be on the device, int32 of its shape, until the next step's launches.
@@ -49,10 +51,18 @@ class Staging:
             return upload(torch.from_numpy(np.ascontiguousarray(values)), self._device_ints.device)
         self._views[self._turn][start : start + n] = values.reshape(-1)
         self._used = start + -(-n // _ALIGN_INTS) * _ALIGN_INTS
-        return self._device_ints[start : start + n].view(values.shape)
+        if start > 0:
+            return self._device_ints[start : start + n].view(values.shape)
+        if self._first.shape != values.shape:
+            self._first = self._device_ints[:n].view(values.shape)
+        return self._first
 
     def send(self) -> None:
         """Launch the copy."""
-        n = min(self._used, self._size)
-        self._device_ints[:n].copy_(self._blocks[self._turn][:n], non_blocking=True)
-        self._marks[self._turn] = Mark(self._device_ints.device)
+        n, turn = min(self._used, self._size), self._turn
+        copy = self._copies[turn]
+        if copy is None or len(copy[0]) != n:
+            copy = self._copies[turn] = self._device_ints[:n], self._blocks[turn][:n]
+        target, source = copy
+        target.copy_(source, non_blocking=True)
+        self._marks[turn].set_again(target.device)

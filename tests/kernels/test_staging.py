@@ -1,0 +1,63 @@
+"""What a step sends to the device and takes from it: changes of the slot table, and ids, in blocks used again."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from services.engine.backends.cuda.result import HostIds
+from services.engine.backends.cuda.slot_table import DeviceTable
+from services.engine.backends.cuda.staging import Staging
+from services.engine.rows import Rows
+
+PADDING = 99
+
+
+def test_the_device_table_follows_the_hosts(device: torch.device) -> None:
+    rows, staging = Rows(4, 48, PADDING), Staging(4096, device)
+    table = DeviceTable(rows, PADDING, device)
+    random = np.random.default_rng(1)
+    taken = [rows.take() for _ in range(3)]
+    for step in range(6):
+        for row in taken[: 1 + step % 3]:
+            start = int(random.integers(0, int(rows.capacity[row]) + 1))
+            rows.write(row, start, random.integers(0, 90, random.integers(1, 12)).astype(np.int32))
+        if step == 3:
+            rows.give_back(taken[0])
+            assert rows.take() == taken[0]
+        staging.begin()
+        staging.put(np.zeros(5, np.int32))
+        launches = table.stage(rows.take_writes(), staging)
+        staging.send()
+        for launch in launches:
+            launch()
+        for row in taken:
+            n = int(rows.capacity[row])
+            assert table.table[row, :n].tolist() == rows.table[row, :n].tolist()
+
+
+def test_what_is_packed_first_lies_where_it_was_and_the_rest_follows(device: torch.device) -> None:
+    staging = Staging(256, device)
+    addresses = set()
+    for turn in range(5):
+        staging.begin()
+        first = staging.put(np.full((2, 8), turn, np.int32))
+        second = staging.put(np.arange(turn + 1, dtype=np.int32))
+        alone = staging.put(np.full(300, turn, np.int32))
+        staging.send()
+        addresses.add(first.data_ptr())
+        assert first.tolist() == [[turn] * 8] * 2
+        assert second.tolist() == list(range(turn + 1))
+        assert alone.tolist() == [turn] * 300
+    assert len(addresses) == 1
+
+
+def test_a_block_of_ids_is_used_again_once_it_is_given_back(device: torch.device) -> None:
+    blocks = HostIds(8, device)
+    first = blocks.fetch(torch.arange(3, dtype=torch.int32, device=device))
+    second = blocks.fetch(torch.arange(4, dtype=torch.int32, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    assert (first[:3].tolist(), second[:4].tolist()) == ([0, 1, 2], [0, 1, 2, 3])
+    blocks.give_back(first)
+    assert blocks.fetch(torch.zeros(2, dtype=torch.int32, device=device)) is first

@@ -1,0 +1,1 @@
+"""Accuracy through a running gateway, by lm_eval: see docs/accuracy.md."""

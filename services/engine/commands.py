@@ -90,7 +90,6 @@ class CommandHandler:
     def _release(self, command: Release) -> None:
         job = self._state.jobs.get(command.job_id)
         if job is not None and job.state is JobState.HOLDING:
-            job.is_joined = True
             self._state.end_job(job)
 
     def _abort(self, command: Abort) -> None:

@@ -83,8 +83,6 @@ class Job:
     sequences: dict[int, Sequence] = field(default_factory=dict)
     num_pages_moving: int = 0
     """Transfer pages with KV of this job that are not back yet."""
-    is_joined: bool = False
-    """The decode worker has it whole, and says so by Release."""
     has_bytes: bool = False
     """A reservation some of whose KV has come: it is not revoked any more."""
     grammar: Ticket | None = None

@@ -123,16 +123,18 @@ class Pushes:
         log.debug("push of %s to %s", job.key.request_id, command.peer_id, extra={"request_id": job.key.request_id})
 
     def end(self, job: Job) -> None:
-        """The job ends: nothing more of it is gathered or sent; Ended is said once all pages of it are back.
+        """The job ends: nothing more of it is gathered or announced; Ended is said once all pages of it are back.
 
-        Where the peer has joined it, all has landed there, and only the transfer's own word of that may still be on its
-        way: PushDone comes before Ended.
+        All may have landed, and the transfer's own word of that still be on its way: the peer's join, or the end of the
+        whole request, can come sooner by another way. PushDone then comes before Ended.
         """
         push = self._active.get(job.job_id)
-        if push is None or not (job.is_joined and push.is_gathered):
-            self._stop(job)
-        elif push.num_pages == 0:
-            self._tell_over(push, None)
+        if push is not None:
+            self._sender.drop(push.key)
+            if not push.is_gathered:
+                self._end(push)
+            elif push.num_pages == 0:
+                self._tell_over(push, None)
         if job.num_pages_moving == 0:
             self._tell(PagesBack(job.job_id))
 
@@ -168,7 +170,7 @@ class Pushes:
 
     def _clear(self, job: Job) -> None:
         """All pages of a job that has ended are back, on every rank."""
-        self._stop(job)  # a rank may have dropped its part of a push that others let land
+        self._stop(job)  # some rank's part of a push may not have landed
         self._computed_at.pop(job.job_id, None)
         self._state.say_ended(job)
 
@@ -232,7 +234,7 @@ class Pushes:
         if push is None or push.over:
             return
         if note.failure is not None:
-            if not push.job.is_over:  # else the peer had joined it before the connection broke
+            if not push.job.is_over:  # else nobody waits for it
                 self._fail(push, PushOutcome(note.failure))
             return
         push.num_ranks_done += 1

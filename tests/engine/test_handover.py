@@ -81,7 +81,10 @@ def test_an_abort_before_the_join_leaves_nothing(pair: Pair) -> None:
     pair.check()
 
 
-def test_a_push_is_accounted_for_though_its_release_comes_before_the_transfers_own_answer(pair: Pair) -> None:
+@pytest.mark.parametrize("end", [ipc.Release, ipc.Abort])
+def test_a_push_that_landed_is_accounted_for_though_the_jobs_end_comes_before_the_transfers_own_answer(
+    pair: Pair, end: type[ipc.Release | ipc.Abort]
+) -> None:
     admit = pair.admit(prompt_of(15, seed=12), 9)
     pair.prefill.send(admit)
     pair.first_tokens(admit)
@@ -91,7 +94,7 @@ def test_a_push_is_accounted_for_though_its_release_comes_before_the_transfers_o
         pair.place(admit, 0)
         pair.prefill.send(ipc.CheckIntegrity(2))
         pair.prefill.wait(ipc.Integrity)
-        pair.prefill.send(ipc.Release(admit.job_id))
+        pair.prefill.send(end(admit.job_id))
         pair.prefill.send(ipc.CheckIntegrity(3))
         pair.prefill.wait(ipc.Integrity, lambda answer: answer.token == 3)
     finally:

@@ -37,7 +37,7 @@ class Collector(ThreadingHTTPServer):
         """All spans, once there are so many."""
         deadline = time.monotonic() + 30
         while len(self.spans) < count:
-            assert time.monotonic() < deadline, sorted((span["traceId"], span["name"]) for span in self.spans)
+            assert time.monotonic() < deadline, "\n".join(sorted(f"{s['traceId']} {s['name']}" for s in self.spans))
             time.sleep(0.1)
         return self.spans
 

@@ -283,7 +283,7 @@ class GatewayConfig(PodTlsOptions, SelectionOptions, LogOptions):
         30.0, "time a client may read nothing before its request ends", group="limits", minimum=1.0
     )
     worker_timeout_s: float = option(
-        5.0, "a worker that is silent for this long counts as lost", group="times", minimum=0.5
+        5.0, "a worker that is silent for this long counts as lost", group="times", minimum=2.0
     )
     drain_s: float = option(30.0, "time to finish streams after SIGTERM", group="times", minimum=0.0)
 

@@ -11,8 +11,11 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 """A frame of prompt ids: 8 million tokens of five bytes fit with room to spare; more is a mistake."""
 
 KEEPALIVE_TIME_MS = 2_000
-"""Pings on a connection: with the timeout below, a peer that vanished without a FIN breaks its streams in 4 s."""
-KEEPALIVE_TIMEOUT_MS = 2_000
+"""Pings on a connection: with the timeout below, a peer that vanished without a FIN breaks its streams in 6 s.
+
+Masters end sessions to silent workers before that; a process that gets no turn for a while keeps its connections.
+"""
+KEEPALIVE_TIMEOUT_MS = 4_000
 
 CONNECT_TIMEOUT_MS = 5_000
 """How long a peer may take to answer a connection, TLS included: a busy one, or one far away, takes its time."""

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from services.common.gateway_messages import WorkerCard
 from services.common.messages import Joined, MasterRef, Prefilling, Reconcile, Role, WorkerMessage, WorkerRef
 from services.pd_master.backend import ServedModel, StageListener, TokenLoad
-from services.pd_master.registry import Registry, WorkHandler
+from services.pd_master.registry import Registry
+from services.pd_master.roster import WorkHandler
 from services.pd_master.selector import count_pairs, most_slots
 
 

@@ -1,8 +1,15 @@
 """When a worker counts as lost (R12).
 
-    up --its stream breaks, or it is silent for half of the timeout--> down ----------------> lost
-     ^-------------------- hello of the same start ----------------------'  refused for REFUSED_S,
-                                                                            or out of reach for the other half
+    up --silent for half of the timeout--> quiet --its stream breaks, or silent for four fifths--> down ----> lost
+    ^ '------------------ its stream breaks ------------------------------------------------------^ |
+    '---------------------------------- hello of the same start ------------------------------------'
+
+    down to lost: refused for REFUSED_S; else out of reach for half of the timeout, but no longer than until the
+    whole timeout has passed since it was heard of last.
+
+Two missed beats make a worker quiet: others get the new work, and nothing of it ends. A busy machine does that much to
+a healthy process, so its session, with all it carries, ends only after four. A process that is gone costs none of that
+time: its connection breaks.
 
 An engine that stands still is no loss: its worker says so itself, and what it holds may go on elsewhere (`stalled`).
 
@@ -32,6 +39,8 @@ LAG_S = 1.0
 @dataclass(slots=True)
 class _Worker:
     down_since: float | None = None
+    patience_s: float = 0.0
+    """From then on until it is lost."""
     is_refused: bool = False
     is_stalled: bool = False
 
@@ -55,10 +64,14 @@ class Lost(NamedTuple):
 
 
 class Liveness:
-    """Used by the registry."""
+    """Used by the roster."""
 
     def __init__(self, worker_timeout_s: float = WORKER_TIMEOUT_S) -> None:
-        self._unreachable_s = worker_timeout_s / 2
+        self._timeout_s = worker_timeout_s
+        self.quiet_s = worker_timeout_s / 2
+        """Silence after which others get the new work."""
+        self.silence_s = 0.8 * worker_timeout_s
+        """Silence after which a session is ended."""
         self._hold_s = worker_timeout_s + _HOLD_EXTRA_S
         self._workers: dict[WorkerRef, _Worker] = {}
         self._ticked_at: float | None = None
@@ -67,11 +80,12 @@ class Liveness:
         """It said hello."""
         self._workers[worker] = _Worker()
 
-    def down(self, worker: WorkerRef, now: float) -> None:
-        """Its stream broke."""
+    def down(self, worker: WorkerRef, now: float, silent_s: float = 0.0) -> None:
+        """Its stream broke, or was ended, after so long a silence."""
         known = self._workers.get(worker)
         if known is not None and known.down_since is None:
             known.down_since = now
+            known.patience_s = min(self._timeout_s / 2, self._timeout_s - silent_s)
 
     def refused(self, worker: WorkerRef) -> None:
         """Its address refuses connections."""
@@ -120,4 +134,4 @@ class Liveness:
     def _patience_s(self, worker: _Worker, *, hold: bool) -> float:
         if worker.is_refused:
             return REFUSED_S
-        return self._hold_s if hold else self._unreachable_s
+        return self._hold_s if hold else worker.patience_s

@@ -20,6 +20,11 @@ class SilenceWatch:
         self._timeout = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def quiet_s(self) -> float:
+        """How long nothing has been heard."""
+        return self._num_quiet * self._tick_s
+
     def heard(self) -> None:
         """The peer said something."""
         self._num_quiet = 0

@@ -46,7 +46,7 @@ class LinkHandler(Protocol):
         ...
 
     def link_down(self, link: "WorkerLink", worker: WorkerRef) -> None:
-        """The session is gone; another one is tried."""
+        """The session is gone, after a silence of `link.quiet_s`; another one is tried."""
         ...
 
     def link_refused(self, worker: WorkerRef) -> None:
@@ -66,7 +66,13 @@ class WorkerLink:
         self._handler = handler
         self._silence_s = silence_s
         """Workers say something each second; after so much silence the session is ended."""
+        self._silence: SilenceWatch | None = None
         self._outbox: Outbox[MasterMessage] | None = None
+
+    @property
+    def quiet_s(self) -> float:
+        """How long the worker has said nothing on the session that there is, or that was last."""
+        return 0.0 if self._silence is None else self._silence.quiet_s
 
     def say(self, message: MasterMessage) -> None:
         """Write a message; dropped without a session, since the protocol resumes by itself."""
@@ -109,9 +115,10 @@ class WorkerLink:
         incoming: AsyncIterator[pb.WorkerServiceSessionResponse],
     ) -> None:
         self.worker, self._outbox = hello.worker, outbox
+        silence = self._silence = SilenceWatch(self._silence_s)
         self._handler.link_up(self, hello)
         try:
-            async with SilenceWatch(self._silence_s) as silence:
+            async with silence:
                 while True:  # always drained, whatever clients do (R15)
                     self._handler.link_said(hello.worker, await _read(incoming))
                     silence.heard()

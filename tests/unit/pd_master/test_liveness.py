@@ -33,6 +33,21 @@ def test_unreachable_worker_is_lost_after_half_the_timeout_and_is_no_crash() -> 
     assert lost_by(liveness, 3.0, 2.5) == [Lost(WORKERS[0], crashed=False)]
 
 
+def test_silence_before_its_session_was_ended_counts_towards_the_timeout() -> None:
+    liveness = present(*WORKERS)
+    assert liveness.quiet_s < liveness.silence_s < 5.0
+    liveness.down(WORKERS[0], 4.0, silent_s=liveness.silence_s)
+    assert lost_by(liveness, 4.75, 4.0) == []
+    assert lost_by(liveness, 5.0, 5.0) == [Lost(WORKERS[0], crashed=False)]
+
+
+def test_a_session_that_broke_in_a_short_silence_has_no_longer_than_one_that_broke_in_none() -> None:
+    liveness = present(*WORKERS)
+    liveness.down(WORKERS[0], 0.0, silent_s=1.0)
+    assert lost_by(liveness, 2.25) == []
+    assert lost_by(liveness, 2.5, 2.5) == [Lost(WORKERS[0], crashed=False)]
+
+
 def test_worker_that_comes_back_in_time_is_kept() -> None:
     liveness = present(*WORKERS)
     liveness.down(WORKERS[0], 0.0)

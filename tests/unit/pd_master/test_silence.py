@@ -25,6 +25,21 @@ async def test_what_is_heard_in_time_keeps_the_watch() -> None:
             silence.heard()
 
 
+async def test_the_watch_says_how_long_it_has_been_quiet() -> None:
+    watch = SilenceWatch(PATIENCE_S)
+
+    async def listen() -> None:
+        async with watch:
+            await asyncio.sleep(30)
+
+    assert watch.quiet_s == 0
+    with pytest.raises(TimeoutError):
+        await listen()
+    assert watch.quiet_s == pytest.approx(PATIENCE_S)
+    watch.heard()
+    assert watch.quiet_s == 0
+
+
 async def test_loop_that_stood_still_makes_nobody_silent() -> None:
     async with SilenceWatch(PATIENCE_S) as silence:
         for _ in range(3):

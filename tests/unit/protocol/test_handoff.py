@@ -145,9 +145,9 @@ def test_a_prompts_scores_are_said_before_token_0_and_again_under_a_new_number()
     assert isinstance(start.command, ipc.Admit)
     assert start.command.sampling.num_prompt_logprobs == 0
     bench.event(ipc.Admitted(1, 0, 3))
-    bench.event(PromptPart(1, scores(2)))
+    bench.event(PromptPart(1, scores(1, 3)))
     bench.event(output(1, 0))
-    assert PromptScored(KEY, scores(2)) not in bench.to_master()  # no place to decode is granted yet (R4)
+    assert PromptScored(KEY, scores(1, 3)) not in bench.to_master()  # no place to decode is granted yet (R4)
     bench.said.clear()
     bench.peer(Granted(KEY, 0))
     kinds = [type(one.event) if isinstance(one, fx.SendToMaster) else type(one) for one in bench.said]
@@ -155,7 +155,7 @@ def test_a_prompts_scores_are_said_before_token_0_and_again_under_a_new_number()
     bench.master(Redirect(KEY, 2, AT_D0))
     bench.said.clear()
     bench.peer(Granted(AttemptKey("r", 2), 0))
-    assert PromptScored(AttemptKey("r", 2), scores(2)) in bench.to_master()
+    assert PromptScored(AttemptKey("r", 2), scores(1, 3)) in bench.to_master()
 
 
 def test_a_prompt_whose_scores_the_master_has_is_not_scored_again() -> None:

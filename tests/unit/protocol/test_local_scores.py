@@ -21,7 +21,7 @@ from tests.unit.protocol.sim.expected import scores
 
 def part(first: int, count: int) -> PromptLogprobs:
     """Of `count` prompt tokens from position `first` on."""
-    return msgspec.structs.replace(scores(count), first=first)
+    return scores(first, first + count)
 
 
 def starts(bench: Bench) -> list[tuple[int, int | None]]:
@@ -43,7 +43,7 @@ def test_a_prompt_computed_in_two_goes_is_said_once_and_whole() -> None:
     bench.event(PromptPart(2, part(1, 1)))
     assert not any(isinstance(one, PromptScored) for one in bench.to_master())
     bench.event(PromptPart(2, part(2, 1)))
-    assert bench.to_master() == [PromptScored(KEY, scores(2))]
+    assert bench.to_master() == [PromptScored(KEY, scores(1, 3))]
     bench.event(output(2, 0))
     bench.event(ipc.Preempted(2, 0))
     assert starts(bench) == [(3, None)]  # what the master has is not computed again
@@ -59,7 +59,7 @@ def test_a_prompt_of_one_token_is_scored_with_nothing_before_its_output(core: ty
     bench.event(ipc.Admitted(1, 0, 1))
     told = [effect for effect in bench.said if isinstance(effect, fx.SendToMaster | fx.Follow)]
     assert [type(effect) for effect in told] == [fx.SendToMaster, fx.SendToMaster, fx.Follow]
-    assert bench.to_master() == [Prefilling(KEY, 0), PromptScored(KEY, scores(0))]
+    assert bench.to_master() == [Prefilling(KEY, 0), PromptScored(KEY, scores(1, 1))]
     bench.event(ipc.Preempted(1, 0))
     bench.event(ipc.Ended(1))
     bench.event(ipc.Admitted(2, 0, 1))

@@ -14,6 +14,8 @@ from services.worker.jobs import JobEvent, PromptPart
 from services.worker.protocol.effects import StartJob
 from tests.unit.protocol.sim.expected import sample, scores
 
+CHUNK_TOKENS = 2
+
 
 @dataclass
 class Job:
@@ -32,8 +34,10 @@ class Job:
     """Tokens whose KV this job has or will have."""
     received: list[int] | None = None
     join: ipc.Join | None = None
-    num_scored: int | None = None
-    """Prompt tokens to say the log-probabilities of, where they are asked for."""
+    num_computed: int = 0
+    """Leading tokens whose KV is there."""
+    scored_end: int = 0
+    """Prompt tokens to say the log-probabilities of, where they are asked for, end before this position."""
 
 
 class Engine:
@@ -115,7 +119,7 @@ class Engine:
             assert produced == [sample(request, choice, index)[0] for index in range(len(produced))]
         job = Job(job_id, command.key, "computing", request, {choice: list(produced) for choice in command.choices})
         if command.sampling.num_prompt_logprobs is not None:
-            job.num_scored = len(request.prompt_ids) - 1
+            job.scored_end = len(request.prompt_ids)
         job.hand_over, job.token_ids = command.hand_over, [*ipc.unpack_ids(command.prompt_ids), *produced]
         self.jobs[job_id] = job
         self.events.append(ipc.Admitted(job_id, 0, len(job.token_ids)))
@@ -123,15 +127,22 @@ class Engine:
     # ------------------------------------------------------------------------------------------------------ steps
 
     def step(self, job_id: int, num_tokens: int = 1) -> None:
-        """Compute a prompt, or decode some tokens of each of its sequences."""
+        """Compute a part of a prompt, or decode some tokens of each of its sequences."""
         job = self.jobs[job_id]
         if job.state == "computing":
-            job.state = "holding" if job.hand_over else "decoding"
-            if job.num_scored is not None:
-                self.events.append(PromptPart(job_id, scores(job.num_scored)))
-            num_tokens = 1
+            self._compute(job, CHUNK_TOKENS * num_tokens)
+            if job.num_computed < len(job.token_ids):
+                return
+            job.state, num_tokens = "holding" if job.hand_over else "decoding", 1
         for choice in list(job.output_ids):
             self._sample(job, choice, num_tokens)
+
+    def _compute(self, job: Job, num_tokens: int) -> None:
+        """What is computed of a token tells of the next one."""
+        first, job.num_computed = job.num_computed, min(job.num_computed + num_tokens, len(job.token_ids))
+        first, end = first + 1, min(job.num_computed + 1, job.scored_end)
+        if first < end:
+            self.events.append(PromptPart(job.job_id, scores(first, end)))
 
     def _sample(self, job: Job, choice: int, num_tokens: int) -> None:
         output = job.output_ids[choice]
@@ -186,16 +197,17 @@ class Engine:
     # ------------------------------------------------------------------------------------------------------ faults
 
     def preempt(self, job_id: int, choice: int) -> None:
-        """Take a sequence's slots."""
-        self.events.append(ipc.Preempted(job_id, choice))
-        self._end_sequence(self.jobs[job_id], choice)
+        """Take a sequence's slots; of a job that computes, those of all its sequences."""
+        job = self.jobs[job_id]
+        for each in [choice] if job.state == "decoding" else list(job.output_ids):
+            self.events.append(ipc.Preempted(job_id, each))
+            self._end_sequence(job, each)
 
     @property
     def preemptible(self) -> list[tuple[int, int]]:
-        """Sequences that decode."""
-        return [
-            (job.job_id, choice) for job in self.jobs.values() if job.state == "decoding" for choice in job.output_ids
-        ]
+        """Sequences that decode, or will when their prompt is computed."""
+        jobs = [one for one in self.jobs.values() if one.state in {"computing", "decoding"} and not one.hand_over]
+        return [(job.job_id, choice) for job in jobs for choice in job.output_ids]
 
     def revoke(self, job_id: int) -> None:
         """Take back a reservation without bytes."""

@@ -1,6 +1,7 @@
 """What each request must produce: a pure function of the request, known before it runs."""
 
 import functools
+from array import array
 
 from tokenizers import Tokenizer, decoders, models
 
@@ -53,9 +54,11 @@ def sample(request: Request, choice: int, position: int) -> tuple[int, FinishRea
     return token, FinishReason.LENGTH if position + 1 >= request.stop.max_new_tokens else None
 
 
-def scores(num_tokens: int) -> PromptLogprobs:
-    """Of so many prompt tokens behind the first."""
-    return PromptLogprobs(1, 0, b"\0\0\x80\xbf" * num_tokens, b"\1\0\0\0" * num_tokens, b"", b"")
+def scores(first: int, end: int) -> PromptLogprobs:
+    """Of the prompt tokens at these positions, each with values of its own."""
+    positions = range(first, end)
+    logprobs, ranks = array("f", [-float(position) for position in positions]), array("i", positions)
+    return PromptLogprobs(first, 0, logprobs.tobytes(), ranks.tobytes(), b"", b"")
 
 
 class Expected:

@@ -1,22 +1,19 @@
-"""One start of a master: its core and its clients, with the registry's rules for sessions."""
+"""One start of a master: its core, its roster of workers and its clients."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
 
 from services.common.errors import SluiceError
 from services.common.messages import (
-    PROTOCOL,
-    Heartbeat,
-    Load,
     MasterHello,
     MasterMessage,
     MasterRef,
     Peer,
-    Peers,
-    Role,
+    Reconcile,
     WorkerHello,
+    WorkerMessage,
     WorkerRef,
 )
 from services.common.prompt_logprobs import PromptLogprobs
@@ -24,8 +21,8 @@ from services.common.request import Delta, Request
 from services.pd_master.attempts import Attempts
 from services.pd_master.effects import Deliver, Effect, End, Scored, Send
 from services.pd_master.inflight import Pair
-from services.pd_master.liveness import Liveness
 from services.pd_master.pending_load import PendingLoad
+from services.pd_master.roster import Roster
 from services.pd_master.selector import Snapshot, WorkerView, choose, choose_decode
 from tests.unit.protocol.sim.expected import Expected, scores
 from tests.unit.protocol.sim.net import Session
@@ -56,7 +53,7 @@ class Client:
         assert self.wants_scores
         assert not self.has_scores, "scored twice"
         assert not self.ids, "scored behind output"
-        assert logprobs == scores(len(self.request.prompt_ids) - 1)
+        assert logprobs == scores(1, len(self.request.prompt_ids))
         self.has_scores = True
 
     def take(self, delta: Delta) -> None:
@@ -84,12 +81,17 @@ class Client:
 
 
 @dataclass
-class Known:
-    """A worker that said hello."""
+class Line:
+    """One session, as the roster sees it."""
 
-    hello: WorkerHello
-    session: Session | None
-    heartbeat: Heartbeat | None = None
+    master: "Master"
+    session: Session
+    address: str
+    quiet_s: float = 0.0
+
+    def say(self, message: MasterMessage) -> None:
+        """Write to the worker."""
+        self.session.say(self.master, message)
 
 
 class Master:
@@ -99,8 +101,10 @@ class Master:
         self.ref = ref
         self.pending = PendingLoad()
         self.core = Attempts(self, self.pending)
-        self.liveness = Liveness()
-        self.known: dict[WorkerRef, Known] = {}
+        self.now = 0.0
+        self.roster = Roster(ref, self.pending, lambda: self.now)
+        self.roster.handler = self
+        self._lines: dict[Session, tuple[Line, WorkerRef]] = {}
         self.last_at: dict[str, WorkerRef] = {}
         """Worker id, which stands for the address -> who was there last."""
         self.links: dict[str, Session] = {}
@@ -118,79 +122,58 @@ class Master:
         return choose_decode(request, prefill, excluded, self._snapshot())
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(tuple(self._view(one) for one in self.known.values() if one.session is not None), self.draw)
+        return Snapshot(tuple(self._view(one) for one in self.roster.snapshot().workers), self.draw)
 
-    def _view(self, one: Known) -> WorkerView:
-        hello, beat = one.hello, one.heartbeat
-        return WorkerView(
-            hello.worker,
-            hello.role,
-            hello.group,
-            hello.model,
-            hello.address,
-            # Now and then KV is heavy, and decode workers compute prompts themselves.
-            structs.replace(hello.limits, kv_bytes_per_token=10**9 if round(self.draw * 97) % 4 == 1 else 0),
-            Load(),
-            beat is not None and beat.ready and not beat.draining,
-            {} if beat is None else {pair.worker: pair.gb_per_s for pair in beat.proven},
-            self.pending.num_requests(hello.worker),
-            self.pending.num_tokens(hello.worker),
-        )
+    def _view(self, one: WorkerView) -> WorkerView:
+        """Now and then KV is heavy, and decode workers compute prompts themselves."""
+        kv_bytes = 10**9 if round(self.draw * 97) % 4 == 1 else 0
+        return replace(one, limits=structs.replace(one.limits, kv_bytes_per_token=kv_bytes))
 
     # ------------------------------------------------------------------------------------------------------ network
 
     def hello(self, worker_id: str) -> MasterHello:
         """What a new link says first."""
-        last = self.last_at.get(worker_id)
-        live = [] if last is None else self.core.reconcile(last).live
-        return MasterHello(PROTOCOL, self.ref, live)
+        return self.roster.hello_for(self.last_at.get(worker_id))
 
     def hear(self, session: Session, message: Any, now: float) -> None:  # noqa: ANN401
         """A message from a worker."""
+        self.now = now
         if isinstance(message, WorkerHello):
-            self._up(session, message, now)
-            return
-        for worker, one in list(self.known.items()):
-            if one.session is session:
-                self.run(self.core.from_worker(worker, message, now))
-                if isinstance(message, Heartbeat):
-                    one.heartbeat = message
-                    if self.liveness.stalled(worker, is_stalled=not message.ready and not message.draining):
-                        self.run(self.core.worker_stalled(worker, now))
-
-    def _up(self, session: Session, hello: WorkerHello, now: float) -> None:
-        for other in list(self.known):
-            if other.worker_id == hello.worker.worker_id and other != hello.worker:
-                self._lose(other, now, crashed=True)
-        self.last_at[hello.worker.worker_id] = hello.worker
-        self.known[hello.worker] = Known(hello, session)
-        self.liveness.up(hello.worker)
-        self._tell_peers()
+            line = Line(self, session, message.address)
+            self._lines[session] = (line, message.worker)
+            self.last_at[message.worker.worker_id] = message.worker
+            self.roster.up(line, message)
+        elif session in self._lines:
+            self.roster.said(self._lines[session][1], message)
 
     def closed(self, session: Session, now: float) -> None:
         """A session is gone."""
-        for worker, one in self.known.items():
-            if one.session is session:
-                one.session = None
-                self.liveness.down(worker, now)
+        self.now = now
+        if session in self._lines:
+            self.roster.down(*self._lines.pop(session))
 
-    def _lose(self, worker: WorkerRef, now: float, *, crashed: bool) -> None:
-        self.liveness.forget(worker)
-        self.known.pop(worker, None)
-        self.run(self.core.worker_lost(worker, now, crashed=crashed))
-        self._tell_peers()
+    def refused(self, worker_id: str) -> None:
+        """Nobody listens where this worker was."""
+        if worker_id in self.last_at:
+            self.roster.refused(self.last_at[worker_id])
 
-    def _tell_peers(self) -> None:
-        hellos = [one.hello for one in self.known.values()]
-        peers = Peers([Peer(hello.worker, hello.address) for hello in hellos if hello.role is Role.DECODE])
-        for hello in hellos:
-            if hello.role is Role.PREFILL:
-                self._say(hello.worker, peers)
+    # --------------------------------------------------------------------------------------------------- the roster's
 
-    def _say(self, worker: WorkerRef, message: MasterMessage) -> None:
-        one = self.known.get(worker)
-        if one is not None and one.session is not None:
-            one.session.say(self, message)
+    def reconcile(self, worker: WorkerRef) -> Reconcile:
+        """As the dispatcher has it."""
+        return self.core.reconcile(worker)
+
+    def worker_said(self, worker: WorkerRef, message: WorkerMessage) -> None:
+        """As the dispatcher has it."""
+        self.run(self.core.from_worker(worker, message, self.now))
+
+    def worker_lost(self, worker: WorkerRef, *, crashed: bool) -> None:
+        """As the dispatcher has it."""
+        self.run(self.core.worker_lost(worker, self.now, crashed=crashed))
+
+    def worker_stalled(self, worker: WorkerRef) -> None:
+        """As the dispatcher has it."""
+        self.run(self.core.worker_stalled(worker, self.now))
 
     # ------------------------------------------------------------------------------------------------------ clients
 
@@ -214,7 +197,7 @@ class Master:
         for effect in effects:
             match effect:
                 case Send(worker=worker, message=message):
-                    self._say(worker, message)
+                    self.roster.say(worker, message)
                 case Deliver(request_id=request_id, delta=delta):
                     self.clients[request_id].take(delta)
                 case Scored(request_id=request_id, logprobs=logprobs):
@@ -224,11 +207,10 @@ class Master:
 
     def tick(self, now: float) -> None:
         """Several times a second."""
+        self.now = now
         self.run(self.core.tick(now))
-        for worker, crashed in self.liveness.tick(now):
-            self._lose(worker, now, crashed=crashed)
+        self.roster.sweep()
 
     def beat(self) -> None:
         """Once a second."""
-        for worker in list(self.known):
-            self._say(worker, self.core.reconcile(worker))
+        self.roster.reconcile()

@@ -111,10 +111,10 @@ class Simulation:
     # ------------------------------------------------------------------------------------------------------ clients
 
     def submit(self, number: int, num_choices: int, limit: int, *, with_stop: bool) -> Client | None:
-        """A client comes. The prompt says after how many tokens the model ends by itself."""
+        """A client comes. The prompt, of one token or several, says after how many the model ends by itself."""
         master = pick(list(self.masters.values()), number)
         assert master is not None
-        prompt = [1 + number % 7, number % 50, number % 11]
+        prompt = [1 + number % 7, number % 50, number % 11, number % 13, number % 17][: 1 + number // 7 % 5]
         stop = StopParams(limit, stop_strings=("stop",) if with_stop else (), ignore_eos=number % 3 == 0)
         request = Request(
             f"r{next(self._numbers)}",
@@ -167,9 +167,7 @@ class Simulation:
     def _connect_master(self, master: Master, worker_id: str) -> None:
         target = self.workers[worker_id]
         if target is None:
-            last = master.last_at.get(worker_id)
-            if last is not None:
-                master.liveness.refused(last)
+            master.refused(worker_id)
             return
         session = master.links[worker_id] = Session(master, target)
         session.say(master, master.hello(worker_id))
@@ -261,7 +259,7 @@ class Simulation:
             target.engine.receive(job.place.key, job.token_ids)
 
     def preempt(self, number: int) -> None:
-        """An engine takes a sequence's slots."""
+        """An engine takes a sequence's slots, or those of a prompt that it computes."""
         found = pick([(worker, *which) for worker in self.at_work for which in worker.engine.preemptible], number)
         if found is not None:
             found[0].engine.preempt(found[1], found[2])

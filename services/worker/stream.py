@@ -20,8 +20,10 @@ async def read_hello(incoming: AsyncIterator[In], kind: type[Hello]) -> Hello:
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             first = await anext(incoming)
-    except (TimeoutError, StopAsyncIteration):
+    except TimeoutError:
         raise ProtocolMismatchError(f"no hello within {HELLO_TIMEOUT_S:.0f} s") from None
+    except StopAsyncIteration:
+        raise ProtocolMismatchError("the other side left before its hello") from None
     if not isinstance(first, kind):
         raise ProtocolMismatchError(f"the first message must be {kind.__name__}, not {type(first).__name__}")
     theirs: int = getattr(first, "protocol", 0)

@@ -46,7 +46,7 @@ class RunningWorker:
 
     async def started(self) -> None:
         """Wait until its engine process and its health pages are there."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not self.worker.engine.pids:  # noqa: ASYNC110 - the worker has no event for it
                 await asyncio.sleep(0.01)
 
@@ -58,7 +58,7 @@ class RunningWorker:
     async def serving(self) -> "RunningWorker":
         """Wait until masters may come; fails at once when the worker ends before."""
         serving = asyncio.create_task(self.worker.serving.wait())
-        await asyncio.wait({serving, self.task}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, self.task}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         if self.task.done():
             self.task.result()
         assert serving.done()
@@ -74,7 +74,7 @@ class RunningWorker:
         """What the engine says of itself now."""
         token = len(self._answers) + 1
         self.worker.engine.send(CheckIntegrity(token))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while token not in self._answers:
                 self._changed.clear()
                 await self._changed.wait()
@@ -82,13 +82,13 @@ class RunningWorker:
 
     async def until_empty(self) -> None:
         """Wait until engine, Router and core hold nothing, and all slots are free."""
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             while not await self._is_empty():  # noqa: ASYNC110 - the engine is asked again each time
                 await asyncio.sleep(0.05)
 
     async def until_reserved(self) -> None:
         """Wait until slots are promised to KV on its way."""
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             while not (await self.integrity()).usage.reserved_slots:  # noqa: ASYNC110 - the engine is asked again
                 await asyncio.sleep(0.02)
 
@@ -105,7 +105,7 @@ class RunningWorker:
     async def stop(self) -> None:
         """SIGTERM, and its end."""
         self.worker.stop()
-        await asyncio.wait_for(self.task, 30)
+        await asyncio.wait_for(self.task, 60)
 
     async def kill(self) -> None:
         """The whole pod is gone at once: process, engine and sockets."""

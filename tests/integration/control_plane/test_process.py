@@ -1,6 +1,8 @@
 """A worker as a process: readiness, drain, a broken engine, gRPC health and reflection."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,17 @@ from tests.fakes.workers import RunningWorker, workers
 pytestmark = pytest.mark.demo_model
 
 
-def prefill() -> RunningWorker:
-    return RunningWorker("prefill")
+def prefill(**options: object) -> RunningWorker:
+    return RunningWorker("prefill", **options)  # type: ignore[arg-type]
 
 
-def decode() -> RunningWorker:
-    return RunningWorker("decode", "--step-s", "0.01")
+def decode(**options: object) -> RunningWorker:
+    return RunningWorker("decode", "--step-s", "0.01", **options)  # type: ignore[arg-type]
+
+
+def patient(start: Callable[..., RunningWorker]) -> Callable[[], RunningWorker]:
+    """Drains until it is empty, and no sooner ends by its deadline."""
+    return partial(start, drain_s=600.0)
 
 
 async def get(worker: RunningWorker, path: str) -> httpx.Response:
@@ -51,11 +58,11 @@ async def test_a_worker_is_ready_once_its_model_is_loaded_and_alive_before() -> 
 async def test_a_stopped_worker_ends_while_its_model_is_loading() -> None:
     one = RunningWorker("decode", "--load-s", "60")
     await one.started()
-    await asyncio.wait_for(one.stop(), 5)
+    await asyncio.wait_for(one.stop(), 40)
 
 
 async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
-    async with workers(prefill, decode) as (p, d), master(p.address, d.address) as m:
+    async with workers(patient(prefill), patient(decode)) as (p, d), master(p.address, d.address) as m:
         await m.pair(p.address, d.address)
         running = make_request([5, 6, 7], 200)
         m.submit(running, p.address, d.address)
@@ -68,18 +75,18 @@ async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
         assert (await m.event(late, PlacementRefused)).reason is RefusalReason.DRAINING
         m.abort(late_key)
         assert (await m.finished(running)).tokens[0] == fake_output([5, 6, 7], 200)
-        await asyncio.wait_for(d.task, 10)
+        await asyncio.wait_for(d.task, 60)
         await m.until(lambda: m.links[d.address].error is not None)
         error = m.links[d.address].error
         assert error is not None
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         p.worker.stop()
         await m.until(lambda: m.links[p.address].error is not None)
-        await asyncio.wait_for(p.task, 10)
+        await asyncio.wait_for(p.task, 60)
 
 
 async def test_a_draining_prefill_worker_refuses_new_prompts() -> None:
-    slow = lambda: RunningWorker("prefill", "--step-s", "0.2")  # noqa: E731
+    slow = lambda: RunningWorker("prefill", "--step-s", "0.2", drain_s=600.0)  # noqa: E731
     async with workers(slow, decode) as (p, d), master(p.address, d.address) as m:
         await m.pair(p.address, d.address)
         running, late = make_request(list(range(5, 1000)), 5), make_request([8, 9], 5)
@@ -91,7 +98,7 @@ async def test_a_draining_prefill_worker_refuses_new_prompts() -> None:
         assert (await m.event(late, Refused)).reason is RefusalReason.DRAINING
         assert (await m.finished(running)).tokens[0] == fake_output(running.prompt_ids, 5)
         m.abort(next(iter(m.live)))
-        await asyncio.wait_for(p.task, 10)
+        await asyncio.wait_for(p.task, 60)
 
 
 async def test_drain_gives_up_at_its_deadline() -> None:
@@ -101,7 +108,7 @@ async def test_drain_gives_up_at_its_deadline() -> None:
         request = make_request([5, 6, 7], 5000)
         m.submit(request, p.address, d.address)
         await m.event(request, Joined)
-        await asyncio.wait_for(d.stop(), 5)
+        await asyncio.wait_for(d.stop(), 40)
 
 
 async def test_a_broken_engine_ends_the_worker_and_its_streams() -> None:
@@ -109,7 +116,7 @@ async def test_a_broken_engine_ends_the_worker_and_its_streams() -> None:
     async with master(one.address) as m:
         one.worker.engine.kill()
         with pytest.raises(EngineLostError):
-            await asyncio.wait_for(one.task, 10)
+            await asyncio.wait_for(one.task, 60)
         await m.until(lambda: m.links[one.address].error is not None)
         assert one.worker.status.problem() is not None
 
@@ -139,7 +146,7 @@ async def test_a_failing_core_ends_the_worker() -> None:
         one.worker.service.core.from_master = fail  # type: ignore[method-assign,assignment]
         m.reconcile()
         with pytest.raises(ExceptionGroup, match="unhandled errors") as caught:
-            await asyncio.wait_for(one.task, 10)
+            await asyncio.wait_for(one.task, 60)
         assert caught.group_contains(WorkerBrokenError)
         await m.until(lambda: m.links[one.address].error is not None)
 
@@ -162,7 +169,7 @@ async def test_a_core_that_fails_while_the_worker_drains_ends_it_at_once() -> No
             d.worker.service.core.from_master = fail  # type: ignore[method-assign,assignment]
             m.reconcile()
             with pytest.raises(ExceptionGroup, match="unhandled errors") as caught:
-                await asyncio.wait_for(d.task, 20)
+                await asyncio.wait_for(d.task, 60)
             assert caught.group_contains(WorkerBrokenError)
 
 
@@ -184,7 +191,7 @@ async def test_streams_end_before_the_last_spans_are_sent() -> None:
         await m.until(lambda: m.links[one.address].error is not None)
         streams_ended.set()
         with pytest.raises(EngineLostError):
-            await asyncio.wait_for(one.task, 10)
+            await asyncio.wait_for(one.task, 60)
 
 
 async def test_grpc_health_and_reflection_name_the_services() -> None:

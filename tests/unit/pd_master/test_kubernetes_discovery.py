@@ -41,7 +41,7 @@ class Follower:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Let the loop turn until something holds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110 - it watches another task's variables
             await asyncio.sleep(0.002)
 

@@ -46,7 +46,7 @@ class Running:
         return self
 
     async def next(self, kind: type[Event]) -> Event:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 event = await self.events.get()
                 if isinstance(event, kind):
@@ -98,7 +98,7 @@ async def test_a_killed_engine_is_an_error_of_the_worker() -> None:
     os.kill(engine.client.pids[0], signal.SIGKILL)
     assert engine.task is not None
     with pytest.raises(EngineLostError, match="status -9"):
-        await asyncio.wait_for(engine.task, 10)
+        await asyncio.wait_for(engine.task, 60)
     await engine.client.stop()
 
 
@@ -106,7 +106,7 @@ async def test_an_engine_that_fails_at_start_is_an_error_of_the_worker() -> None
     client = EngineClient(command=(sys.executable, "-c", "raise SystemExit(3)"))
     await client.start({})
     with pytest.raises(EngineLostError, match="status 3"):
-        await asyncio.wait_for(client.run(lambda _: None), 10)
+        await asyncio.wait_for(client.run(lambda _: None), 60)
     await client.stop()
 
 
@@ -127,14 +127,14 @@ sys.exit(5) if config["rank"] == 1 else time.sleep(600)
     assert len(client.pids) == 3
     with pytest.raises(EngineLostError, match="rank 1 of the engine ended with status 5"):
         await asyncio.wait_for(client.run(lambda _: None), 30)
-    await asyncio.wait_for(client.stop(), 5)
+    await asyncio.wait_for(client.stop(), 30)
     assert client.pids == []
 
 
 async def test_stop_before_the_engine_is_up_ends_it() -> None:
     client = EngineClient(command=(*FAKE, "--load-s", "60"))
     await client.start({})
-    await asyncio.wait_for(client.stop(), 5)
+    await asyncio.wait_for(client.stop(), 30)
     assert client.pids == []
 
 

@@ -129,4 +129,4 @@ async def test_a_reader_that_never_comes_ends_the_stream() -> None:
     outbox: Outbox[int] = Outbox("test")
     outbox.say(*range(MAX_WAITING + 1))
     with pytest.raises(SessionOverflowError):
-        await asyncio.wait_for(anext(outbox.messages()), 1)
+        await asyncio.wait_for(anext(outbox.messages()), 30)

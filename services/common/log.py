@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     Adapter = logging.LoggerAdapter
 
-_QUIET_LOGGERS = ("asyncio", "grpc", "httpcore", "httpx", "uvicorn.access", "urllib3")
+_QUIET_LOGGERS = ("asyncio", "grpc", "httpcore", "httpx", "urllib3")
 
 
 def configure_logging(process: str, *, level: str = "info", format: str = "text") -> None:  # noqa: A002 - option's name

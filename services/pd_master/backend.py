@@ -115,10 +115,9 @@ class Generation(Protocol):
         """Ends when all choices have finished; raises SluiceError when the request fails for good."""
         ...
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Listener) -> None:
         """Hand new output to `listener` at once, with no task between; what it does not take, and what finishes a
-        choice, comes by iterating. Called by who iterates, once it has written all that it got. Returns what wakes the
-        iteration: it then gives a batch, of nothing where nothing is pending."""
+        choice, comes by iterating. Called by who iterates, once it has written all that it got."""
         ...
 
     async def aclose(self) -> None:

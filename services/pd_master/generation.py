@@ -33,12 +33,10 @@ class ClientGeneration:
         self._wake = asyncio.Event()
         self._listener: Listener | None = None
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Listener) -> None:
         """Hand new output to `listener` at once, with no task between. What it does not take, and what finishes a
-        choice, is left for the iteration, and so is all that comes before the iteration has had it. Returns what wakes
-        the iteration."""
+        choice, is left for the iteration, and so is all that comes before the iteration has had it."""
         self._listener = listener
-        return self._wake.set
 
     def push(self, delta: Delta) -> None:
         """New output. Ends this client when it has left too much unread, or has read nothing for too long."""
@@ -62,12 +60,12 @@ class ClientGeneration:
             self._wake.set()
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
-        """All that is pending, one delta a choice; an empty batch where the iteration was only woken. Raises what ended
-        the request, once the output before it has been read."""
+        """All that is pending, one delta a choice. Raises what ended the request, once the output before it has been
+        read."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if self._pending or not self._is_over:
+            if self._pending:
                 yield self._drain()
             if self._is_over and not self._pending:
                 if self._error is not None:

@@ -1,37 +1,29 @@
-"""uvicorn as this process runs it: with the process's own signal handling and logs, on httptools."""
+"""The HTTP/1.1 server of a pd_master: one listening socket, and the connections that come from it."""
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Generator
-from typing import Any
-
-import uvicorn
+from functools import partial
 
 from services.common.certificates import Certificates
+from services.pd_master.http_connection import App, Connections, HttpConnection
 
 log = logging.getLogger(__name__)
 
 _RENEW_S = 10.0
-
-
-class _QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers, which would end the process with the signal's status."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Signals belong to `main`."""
-        yield
+_SWEEP_S = 5.0
+_BACKLOG = 4096
+_TLS_GOODBYE_S = 2.0
+"""For a client's answer to the end of its TLS session; without one the connection is cut."""
 
 
 class HttpServer:
-    """Serves one ASGI application on one listening socket until it is stopped."""
+    """Serves one application until it is stopped. States: bound -> serving -> draining -> stopped."""
 
     def __init__(
         self,
-        app: Any,  # noqa: ANN401
+        app: App,
         host: str,
         port: int,
         *,
@@ -45,60 +37,67 @@ class HttpServer:
         `stall_s`: how long a client may read nothing of what waits for it before its connection is closed. `renew_s`:
         how often to look whether the certificate has been replaced.
         """
-        self._tls, self._renew_s = tls, renew_s
+        self._tls, self._renew_s, self._drain_s = tls, renew_s, drain_s
         self._socket = _listen(host, port, stall_s)
         self.port: int = self._socket.getsockname()[1]
         """The port it listens on, or did until it was stopped."""
-        config = uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=True,
-            backlog=4096,
-            timeout_keep_alive=75,
-            ssl_certfile=tls.files.cert if tls else None,
-            ssl_keyfile=tls.files.key if tls else None,
-            timeout_graceful_shutdown=max(1, round(drain_s)),
-        )
-        self._config = config
-        self._server = _QuietServer(config)
+        self._shown = tls.current() if tls else None
+        self._context = _context(tls) if tls else None
+        self._connections = Connections(app)
+        self._started = asyncio.Event()
+        self._stop = asyncio.Event()
 
     async def serve(self) -> None:
         """Runs until `stop`, then until running answers have ended or the drain time is over."""
-        renewing = asyncio.create_task(self._renew(self._tls)) if self._tls else None
-        await self._server.serve(sockets=[self._socket])
-        if renewing is not None:
-            renewing.cancel()
+        server = await asyncio.get_running_loop().create_server(
+            partial(HttpConnection, self._connections),
+            sock=self._socket,
+            backlog=_BACKLOG,
+            ssl=self._context,
+            ssl_shutdown_timeout=_TLS_GOODBYE_S if self._context else None,
+        )
+        self._started.set()
+        works = [self._sweep()] if self._tls is None else [self._sweep(), self._renew(self._tls)]
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            await self._stop.wait()
+        finally:
+            server.close()
+            for task in tasks:
+                task.cancel()
+        await self._connections.drain(self._drain_s)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self._connections.close_idle()
 
     async def _renew(self, tls: Certificates) -> None:
         """New connections get the certificate that the files hold: the TLS context is changed in its place. Files that
         are replaced just then may not load; the next look takes them."""
-        shown = tls.current()
         while True:
             await asyncio.sleep(self._renew_s)
-            if (pems := tls.current()) is not shown and self._config.ssl is not None:
+            if (pems := tls.current()) is not self._shown and self._context is not None:
                 try:
-                    self._config.ssl.load_cert_chain(tls.files.cert, tls.files.key)
+                    self._context.load_cert_chain(tls.files.cert, tls.files.key)
                 except (OSError, ssl.SSLError) as error:
                     log.warning("the renewed certificate is not shown yet: %s", error)
                 else:
-                    shown = pems
+                    self._shown = pems
 
     async def started(self) -> None:
         """Returns when connections are accepted."""
-        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.01)
+        await self._started.wait()
 
     def stop(self) -> None:
         """Stop accepting; running answers go on to their end."""
-        self._server.should_exit = True
+        self._stop.set()
+
+
+def _context(tls: Certificates) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.files.cert, tls.files.key)
+    return context
 
 
 def _listen(host: str, port: int, stall_s: float) -> socket.socket:

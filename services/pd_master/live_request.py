@@ -124,13 +124,12 @@ class LiveRequest:
             raise
         self._outcome = "completed"
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Listener) -> None:
         """As `Generation.listen`. Nothing is heard of several choices, which gain from one write for all, and of output
         that is dropped."""
         assert self._generation is not None, "dispatched first"
-        hears = self._has_output and self.request.num_choices == 1
-        heard = partial(self._heard, listener) if hears else _hears_nothing
-        return self._generation.listen(heard)
+        if self._has_output and self.request.num_choices == 1:
+            self._generation.listen(partial(self._heard, listener))
 
     def _heard(self, listener: Listener, delta: Delta) -> bool:
         if not listener(delta):
@@ -243,10 +242,6 @@ class LiveRequest:
             request.client_request_id or "-",
             extra={"request_id": request.request_id},
         )
-
-
-def _hears_nothing(_: Delta) -> bool:
-    return False
 
 
 def _failure(finish: Finish) -> SluiceError:

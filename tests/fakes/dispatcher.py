@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from services.common.errors import ModelNotFoundError, SluiceError
@@ -126,11 +126,9 @@ class FakeGeneration:
         self._sent = [0] * request.num_choices
         self._finished = [False] * request.num_choices
         self._listener: Listener | None = None
-        self._woken = asyncio.Event()
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Listener) -> None:
         self._listener = listener
-        return self._woken.set
 
     async def aclose(self) -> None:
         self.closed.set()
@@ -150,9 +148,6 @@ class FakeGeneration:
             num_batches += 1
             if not self._is_heard(deltas):
                 yield deltas
-            elif self._woken.is_set():
-                self._woken.clear()
-                yield []
 
     def _is_heard(self, deltas: list[Delta]) -> bool:
         return self._listener is not None and deltas[0].finish is None and self._listener(deltas[0])

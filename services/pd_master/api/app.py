@@ -1,4 +1,5 @@
-"""The ASGI application: finds the handler of a request, turns its errors into answers and counts what happened."""
+"""The application behind the HTTP server: finds the handler of a request, turns its errors into answers and counts what
+happened."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
@@ -7,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from services.common.errors import SluiceError
 from services.pd_master.api.anthropic.wire import anthropic_error, is_anthropic
 from services.pd_master.api.errors import ErrorShape, openai_error, retry_after
-from services.pd_master.api.http import ClientGoneError, HttpCall, Message, Receive, Send
+from services.pd_master.api.http import ClientGoneError, HttpCall
 from services.pd_master.keys import ApiKeys
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.tracing import note_parent
@@ -43,7 +44,7 @@ class MethodNotAllowedError(SluiceError):
 
 
 class App:
-    """All HTTP routes of the gateway. Called by uvicorn, one call per request."""
+    """All HTTP routes of the gateway. Called by the connections, once for each request."""
 
     def __init__(
         self,
@@ -60,11 +61,8 @@ class App:
         self._keys = keys
         self._not_found = Route(_no_such_path)
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, call: HttpCall) -> None:
         """One HTTP request."""
-        if scope["type"] != "http":
-            raise ValueError(f"the gateway speaks HTTP only, not {scope['type']}")
-        call = HttpCall(scope, receive, send)
         route = self._route(call)
         note_parent(call.header(b"traceparent"))
         if call.label:

@@ -45,8 +45,6 @@ class _Direct:
         self._encoder = encoder
         self.error: Exception | None = None
         """What went wrong in here; the handler's task raises it."""
-        self.wake: Callable[[], None] | None = None
-        """Has the handler's task wait for a full socket in this one's place."""
 
     def __call__(self, delta: Delta) -> bool:
         if self._call.is_full or self.error is not None:
@@ -56,8 +54,8 @@ class _Direct:
         except Exception as error:  # noqa: BLE001 - the caller serves all requests; this one's handler gets it
             self.error = error
             return False
-        if events and not self._call.write_now(events) and self.wake is not None:
-            self.wake()
+        if events:
+            self._call.write_now(events)
         return True
 
 
@@ -65,7 +63,7 @@ async def stream_events(
     call: HttpCall,
     batches: AsyncIterable[list[Delta]],
     encoder: EventEncoder,
-    listen: Callable[[Listener], Callable[[], None]] | None = None,
+    listen: Callable[[Listener], None] | None = None,
 ) -> None:
     """Answer a call with a stream. Raises SluiceError only while nothing has been sent yet.
 
@@ -76,16 +74,13 @@ async def stream_events(
         async for deltas in batches:
             if direct.error is not None:
                 raise direct.error
-            if not deltas:  # woken for what the socket could not take
-                await call.flush()
-                continue
             if call.started:
                 events = encoder.batch(deltas)
             else:
                 await call.start_events()
                 events = encoder.start() + encoder.batch(deltas)
                 if listen is not None:
-                    direct.wake = listen(direct)
+                    listen(direct)
             if events:
                 await call.write(events)
     except SluiceError as error:

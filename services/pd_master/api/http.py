@@ -1,25 +1,28 @@
-"""HTTP as the API's handlers see it: a call with a body, one reply or one event stream. A thin layer over ASGI.
+"""HTTP as the API's handlers see it: a call with a body, one reply or one event stream.
 
-No framework stands between uvicorn and a handler: what a router, a dependency resolver and a response class cost per
-request and per write is what the gateway's budget is about.
+No framework stands between the connection and a handler: what a router, a dependency resolver and a response class cost
+per request and per write is what the gateway's budget is about. `pd_master.http_connection` makes the calls and carries
+their bytes.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeAlias, cast
+from typing import NamedTuple, Protocol
 
 from services.common.errors import RequestAbortedError, RequestTooLargeError
-
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-Headers: TypeAlias = list[tuple[bytes, bytes]]
+from services.pd_master.api.response_head import Headers, response_head
 
 JSON = b"application/json"
 
 _MAX_LABEL = 128
 """Characters of a client's own id that are kept."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a buffering proxy would turn a stream into one late block
+]
 
 
 class ClientGoneError(RequestAbortedError):
@@ -28,50 +31,113 @@ class ClientGoneError(RequestAbortedError):
     code = "client_gone"
 
 
-_STREAM_HEADERS: Headers = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a buffering proxy would turn a stream into one late block
-]
+class Wire(Protocol):
+    """The client's connection, as a call writes to it."""
+
+    is_full: bool
+    """The socket does not take what is written as fast as it comes. Nothing is lost, but it should wait."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, in order; dropped when the client is gone."""
+        ...
+
+    async def drained(self) -> None:
+        """Returns when the socket takes more, or the client is gone."""
+        ...
+
+
+class RequestHead(NamedTuple):
+    """What comes before a request's body."""
+
+    method: str
+    path: str
+    headers: Headers
+    """Names in lower case."""
+    keep_alive: bool = True
+    """Another request may follow on the connection."""
+    is_http10: bool = False
+    """Such a client knows no chunks: the end of the connection ends a stream."""
 
 
 class HttpCall:
-    """One HTTP request and its answer. Made by the app, used by one handler."""
+    """One HTTP request and its answer. Made and fed by the connection, used by one handler."""
 
     __slots__ = (
-        "_receive",
-        "_send",
-        "_unfinished",
+        "_head",
+        "_more",
+        "_parts",
+        "_size",
+        "_waits",
+        "_wire",
         "finished",
         "headers_out",
+        "is_gone",
+        "is_whole",
+        "keep_alive",
         "method",
+        "on_gone",
         "path",
-        "scope",
         "started",
         "status",
     )
 
-    def __init__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        self.scope = scope
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        self._receive = receive
-        self._send = send
-        self._unfinished: _Begun | None = None
-        """What `write_now` has begun and the client's socket could not take yet."""
+    def __init__(self, head: RequestHead, wire: Wire) -> None:
+        self._head = head
+        self._wire = wire
+        self.method = head.method
+        self.path = head.path
+        self.keep_alive = head.keep_alive
+        """The connection stays open behind the answer. May become false until that starts."""
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._waits = False
+        self._more: asyncio.Future[None] | None = None
+        self.is_whole = False
+        """All of the request has come."""
+        self.is_gone = False
+        """The client has closed the connection."""
+        self.on_gone: Callable[[], None] | None = None
+        """Told when it does so before the answer is complete."""
         self.headers_out: Headers = []
         """Extra response headers, set before the reply starts."""
         self.started = False
         """The status line has left; an error can no longer become a status."""
         self.finished = False
-        """Everything has been handed to the server."""
+        """Everything has been handed to the connection."""
         self.status = 0
+
+    # ------------------------------------------------------------------------------------------- from the connection
+
+    def feed(self, part: bytes) -> None:
+        """More of the body. What comes behind a complete answer is of no interest."""
+        if not self.finished:
+            self._parts.append(part)
+            self._size += len(part)
+            self._wake()
+
+    def complete(self) -> None:
+        """The body ends."""
+        self.is_whole = True
+        self._wake()
+
+    def lost(self) -> None:
+        """The client is gone."""
+        self.is_gone = True
+        self._wake()
+        if self.on_gone is not None and not self.finished:
+            self.on_gone()
+
+    def _wake(self) -> None:
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
+    # ------------------------------------------------------------------------------------------------------- request
 
     def header(self, name: bytes) -> str:
         """A request header by its lower-case name; empty when absent."""
-        for key, value in self.scope["headers"]:
+        for key, value in self._head.headers:
             if key == name:
-                return bytes(value).decode("latin-1")
+                return value.decode("latin-1")
         return ""
 
     @property
@@ -79,115 +145,81 @@ class HttpCall:
         """The client's own id of this call, from `x-request-id`; empty when it sent none."""
         return self.header(b"x-request-id")[:_MAX_LABEL]
 
-    def name_answer(self, request_id: str, header: bytes = b"x-request-id") -> None:
-        """Say in a response header which request this is. The client's own id, where it sent one, has its place."""
-        if header not in (name for name, _ in self.headers_out):
-            self.headers_out.append((header, request_id.encode("latin-1")))  # as `header` has read a client's own
-
     async def body(self, max_bytes: int) -> bytes:
         """The whole body. Raises RequestTooLargeError, by the declared length before anything is read, and
         ClientGoneError when the client leaves in the middle of it."""
         declared = self.header(b"content-length")
         if declared.isdecimal() and int(declared) > max_bytes:
             raise _too_large(max_bytes)
-        parts: list[bytes] = []
-        size = 0
+        if not self.is_whole and not self._parts and self.header(b"expect").lower() == "100-continue":
+            self._wire.write(_CONTINUE)
         while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError("the client went away while sending the request")
-            part = message.get("body", b"")
-            size += len(part)
-            if size > max_bytes:
+            if self._size > max_bytes:
                 raise _too_large(max_bytes)
-            parts.append(part)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+            if self.is_whole:
+                return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            if self.is_gone:
+                raise ClientGoneError("the client went away while sending the request")
+            self._more = asyncio.get_running_loop().create_future()
+            await self._more
 
-    async def disconnected(self) -> None:
-        """Returns when the client has gone away. Only after the body has been read."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    # -------------------------------------------------------------------------------------------------------- answer
+
+    def name_answer(self, request_id: str, header: bytes = b"x-request-id") -> None:
+        """Say in a response header which request this is. The client's own id, where it sent one, has its place."""
+        if header not in (name for name, _ in self.headers_out):
+            self.headers_out.append((header, request_id.encode("latin-1")))  # as `header` has read a client's own
 
     async def reply(self, status: int, body: bytes, content_type: bytes = JSON) -> None:
         """Send the whole answer."""
-        headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *self.headers_out]
-        self.started = self.finished = True
-        self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        length = str(len(body)).encode()
+        head = self._begin(status, [(b"content-type", content_type), (b"content-length", length)])
+        self.finished = True
+        self._wire.write(head if self.method == "HEAD" else head + body)
 
     async def reply_empty(self) -> None:
         """Answer with headers alone."""
-        self.started = self.finished = True
-        self.status = 204
-        await self._send({"type": "http.response.start", "status": 204, "headers": self.headers_out})
-        await self._send({"type": "http.response.body", "body": b""})
+        self.finished = True
+        self._wire.write(self._begin(204, []))
 
     async def start_events(self) -> None:
         """Begin a server-sent event stream with status 200."""
-        self.started = True
-        self.status = 200
-        await self._send(
-            {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *self.headers_out]}
-        )
+        if self._head.is_http10:
+            self.keep_alive = False
+            self._wire.write(self._begin(200, _STREAM_HEADERS))
+        else:
+            self._wire.write(self._begin(200, [*_STREAM_HEADERS, (b"transfer-encoding", b"chunked")]))
 
-    async def write(self, events: bytes) -> None:
-        """Send encoded events; waits while the client's socket is full."""
-        await self.flush()
-        self.write_now(events)
-        await self.flush()
+    def _begin(self, status: int, headers: Headers) -> bytes:
+        self.started = True
+        self.status = status
+        return response_head(status, [*headers, *self.headers_out], keep_alive=self.keep_alive)
 
     @property
     def is_full(self) -> bool:
-        """Whether events wait for the client's socket: `write_now` is not allowed."""
-        return self._unfinished is not None
+        """Whether the client's socket takes less than has been written, or `write` still waits for it: more would be
+        too much now, or out of its order."""
+        return self._waits or self._wire.is_full
 
-    def write_now(self, events: bytes) -> bool:
-        """Send encoded events from wherever the caller is, with no task in between. False: the socket cannot take them
-        now, and they are sent by `flush`, or before whatever is written next."""
-        assert self._unfinished is None, "asked before is_full was"
-        message = {"type": "http.response.body", "body": events, "more_body": True}
-        sending = cast(Coroutine[Any, Any, None], self._send(message))
-        try:
-            waits_for = sending.send(None)
-        except StopIteration:
-            return True
-        self._unfinished = _Begun(sending, waits_for)
-        return False
+    def write_now(self, events: bytes) -> None:
+        """Send encoded events from wherever the caller is, with no task in between."""
+        self._wire.write(events if self._head.is_http10 else b"%x\r\n%b\r\n" % (len(events), events))
+
+    async def write(self, events: bytes) -> None:
+        """Send encoded events; waits while the client's socket is full."""
+        if self._wire.is_full:
+            self._waits = True
+            await self._wire.drained()
+            self._waits = False
+        self.write_now(events)
 
     async def end(self, events: bytes = b"") -> None:
         """Send the last events and end the stream."""
-        await self.flush()
+        if events:
+            await self.write(events)
         self.finished = True
-        await self._send({"type": "http.response.body", "body": events})
-
-    async def flush(self) -> None:
-        """Finish what `write_now` has begun; waits while the client's socket is full."""
-        if self._unfinished is not None:
-            try:
-                await self._unfinished
-            finally:
-                self._unfinished = None
-
-
-class _Begun:
-    """A coroutine that was run up to its first wait, for a task to go on with."""
-
-    __slots__ = ("_coroutine", "_waits_for")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:  # noqa: ANN401 - the loop's own
-        self._coroutine = coroutine
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        yield self._waits_for
-        while True:
-            try:
-                waits_for = self._coroutine.send(None)
-            except StopIteration:
-                return
-            yield waits_for
+        if not self._head.is_http10:
+            self._wire.write(b"0\r\n\r\n")
 
 
 class UntilDisconnect:
@@ -201,18 +233,18 @@ class UntilDisconnect:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._watcher = asyncio.create_task(self._watch())
+        self._call.on_gone = self._leave
+        if self._call.is_gone:
+            self._leave()
 
-    async def _watch(self) -> None:
-        await self._call.disconnected()
-        if not self._call.finished:  # the server reports the end of a complete answer the same way
-            self._gone = True
-            self._task.cancel()
+    def _leave(self) -> None:
+        self._gone = True
+        self._task.cancel()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watcher.cancel()
+        self._call.on_gone = None
         if self._gone:
             self._task.uncancel()
             if kind is asyncio.CancelledError:

@@ -1,37 +1,51 @@
 """A stream's events on their way to one socket: in order whoever writes them, and whatever the socket takes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, MutableMapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from services.common.errors import SluiceError
 from services.common.request import Delta, Finish, FinishReason
 from services.pd_master.api.events import stream_events
-from services.pd_master.api.http import HttpCall
+from services.pd_master.api.http import HttpCall, RequestHead
 from services.pd_master.backend import Listener
 from services.pd_master.generation import ClientGeneration
 
 
 class Socket:
-    """An ASGI server's end: `send` waits while `is_open` is not set, and writes then, as uvicorn does."""
+    """A client's connection; while it is full writers should wait, but what they write is not lost."""
 
     def __init__(self) -> None:
-        self.is_open = asyncio.Event()
-        self.is_open.set()
+        self.is_full = False
         self.sent: list[bytes] = []
+        self.num_waiting = 0
+        self._room = asyncio.Event()
 
-    async def send(self, message: MutableMapping[str, Any]) -> None:
-        if not self.is_open.is_set():
-            await self.is_open.wait()
-        self.sent.append(message.get("body", b""))
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
 
-    async def receive(self) -> MutableMapping[str, Any]:
-        return {"type": "http.disconnect"}
+    async def drained(self) -> None:
+        self.num_waiting += 1
+        await self._room.wait()
+
+    def close(self) -> None:
+        """It takes no more."""
+        self.is_full = True
+        self._room.clear()
+
+    def open(self) -> None:
+        """It does again."""
+        self.is_full = False
+        self._room.set()
 
     def call(self) -> HttpCall:
-        return HttpCall({"method": "POST", "path": "/", "headers": []}, self.receive, self.send)
+        return HttpCall(RequestHead("POST", "/", [], is_http10=True), self)
+
+    @property
+    def events(self) -> bytes:
+        """What follows the head."""
+        return b"".join(self.sent).partition(b"\r\n\r\n")[2]
 
 
 class Digits:
@@ -61,9 +75,8 @@ class Source:
         self._listener: Listener | None = None
         self.num_yielded = 0
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Listener) -> None:
         self._listener = listener
-        return asyncio.Event().set  # the next output comes at once
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         for at, number in enumerate(self._ids):
@@ -74,33 +87,38 @@ class Source:
                 yield [delta]
 
 
+async def until(is_so: Callable[[], bool]) -> None:
+    """Returns when it is."""
+    async with asyncio.timeout(5):
+        while not is_so():  # noqa: ASYNC110 - it watches another task
+            await asyncio.sleep(0)
+
+
 async def test_direct_writes_keep_the_order_and_leave_the_task_only_first_and_last() -> None:
     socket, source = Socket(), Source(1, 2, 3, 4)
     await stream_events(socket.call(), source, Digits(), source.listen)
-    assert b"".join(socket.sent) == b"<1234>"
+    assert socket.events == b"<1234>"
     assert source.num_yielded == 2
 
 
 async def test_full_socket_hands_the_rest_back_to_the_task_which_waits() -> None:
     socket, source = Socket(), Source(1, 2, 3, 4, 5)
 
-    def listen(listener: Listener) -> Callable[[], None]:
+    def listen(listener: Listener) -> None:
         def closing(delta: Delta) -> bool:
             if delta.token_ids == [2]:
-                socket.is_open.clear()
+                socket.close()
             return listener(delta)
 
-        return source.listen(closing)
+        source.listen(closing)
 
     task = asyncio.create_task(stream_events(socket.call(), source, Digits(), listen))
-    async with asyncio.timeout(5):
-        while source.num_yielded < 2:  # noqa: ASYNC110 - it watches another task
-            await asyncio.sleep(0)
+    await until(lambda: source.num_yielded == 2)
     await asyncio.sleep(0)
-    assert b"".join(socket.sent) == b"<1"
-    socket.is_open.set()
+    assert socket.events == b"<1"
+    socket.open()
     await task
-    assert b"".join(socket.sent) == b"<12345>"
+    assert socket.events == b"<12345>"
 
 
 async def test_encoder_that_breaks_ends_its_own_stream_alone() -> None:
@@ -109,27 +127,41 @@ async def test_encoder_that_breaks_ends_its_own_stream_alone() -> None:
         await stream_events(socket.call(), source, Digits(), source.listen)
 
 
-async def test_what_a_full_socket_did_not_take_is_sent_when_it_opens_though_nothing_else_comes() -> None:
+async def test_what_came_while_the_socket_was_full_is_sent_when_it_opens_though_nothing_else_comes() -> None:
     socket, generation = Socket(), ClientGeneration(lambda: None, 10_000, 30.0)
     task = asyncio.create_task(stream_events(socket.call(), generation, Digits(), generation.listen))
 
     async def until_sent(all_of_it: bytes) -> None:
-        async with asyncio.timeout(5):
-            while b"".join(socket.sent) != all_of_it:  # noqa: ASYNC110 - it watches another task
-                await asyncio.sleep(0)
+        await until(lambda: socket.events == all_of_it)
         for _ in range(5):  # and the task is back where it waits for more
             await asyncio.sleep(0)
 
     generation.push(Delta(0, 0, [1], ""))
     await until_sent(b"<1")
-    socket.is_open.clear()
+    socket.close()
     generation.push(Delta(0, 1, [2], ""))
     await until_sent(b"<1")
-    socket.is_open.set()
+    socket.open()
     await until_sent(b"<12")
     generation.push(Delta(0, 2, [3], ""))
-    assert b"".join(socket.sent) == b"<123", "written directly again"
+    assert socket.events == b"<123", "written directly again"
     generation.push(Delta(0, 3, [4], "", finish=Finish(FinishReason.STOP, 4)))
     generation.end(None)
     await task
-    assert b"".join(socket.sent) == b"<1234>"
+    assert socket.events == b"<1234>"
+
+
+async def test_output_that_comes_as_the_socket_opens_stays_behind_what_waited_for_it() -> None:
+    socket, generation = Socket(), ClientGeneration(lambda: None, 10_000, 30.0)
+    task = asyncio.create_task(stream_events(socket.call(), generation, Digits(), generation.listen))
+    generation.push(Delta(0, 0, [1], ""))
+    await until(lambda: socket.events == b"<1")
+    socket.close()
+    generation.push(Delta(0, 1, [2], ""))
+    await until(lambda: socket.num_waiting == 1)
+    socket.open()
+    generation.push(Delta(0, 2, [3], ""))
+    generation.push(Delta(0, 3, [4], "", finish=Finish(FinishReason.STOP, 4)))
+    generation.end(None)
+    await task
+    assert socket.events == b"<1234>"

@@ -4,7 +4,6 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,6 +14,7 @@ import pytest_asyncio
 from services.common import rpc
 from services.common.config import GatewayConfig
 from services.common.options import ConfigError
+from services.pd_master.api.http import HttpCall
 from services.pd_master.front import Front
 from services.pd_master.http_server import HttpServer
 from services.pd_master.metrics import GatewayMetrics
@@ -123,13 +123,18 @@ def test_files_that_vanish_while_they_are_read_change_nothing(
     assert tls.current().cert == (folder / "server.pem").read_bytes() != before.cert
 
 
+async def nobody(call: HttpCall) -> None:
+    """Is never called."""
+    raise AssertionError(call.path)
+
+
 @pytest.mark.parametrize("error", [ssl.SSLError("mismatch"), FileNotFoundError("gone")])
 async def test_a_renewal_that_fails_to_load_is_tried_again(tmp_path: Path, error: OSError) -> None:
     folder = make_authority(tmp_path / "tls")
     make_certificate(folder, "server")
     tls = read_tls(config_of(folder))
     assert tls is not None
-    http = HttpServer(None, "127.0.0.1", 0, drain_s=1, stall_s=5, tls=tls, renew_s=0.01)
+    http = HttpServer(nobody, "127.0.0.1", 0, drain_s=1, stall_s=5, tls=tls, renew_s=0.01)
     served = asyncio.create_task(http.serve())
     await http.started()
     loaded = asyncio.Event()
@@ -144,7 +149,7 @@ async def test_a_renewal_that_fails_to_load_is_tried_again(tmp_path: Path, error
                 raise failures.pop()
             loaded.set()
 
-    http._config.ssl = Context()  # type: ignore[assignment]
+    http._context = Context()  # type: ignore[assignment]
     make_certificate(folder, "server")
     await asyncio.wait_for(loaded.wait(), 10)
     http.stop()
@@ -157,12 +162,7 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) 
     tls = read_tls(config_of(folder))
     assert tls is not None
 
-    async def answer(scope: Any, _: Any, send: Any) -> None:  # noqa: ANN401
-        assert scope["type"] == "http"
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-    http = HttpServer(answer, "127.0.0.1", 0, drain_s=1, stall_s=5, tls=tls, renew_s=0.05)
+    http = HttpServer(nobody, "127.0.0.1", 0, drain_s=1, stall_s=5, tls=tls, renew_s=0.05)
     grpc_server = rpc.server()
     ports = [http.port, rpc.bind(grpc_server, "127.0.0.1:0", tls.server_credentials())]
     await grpc_server.start()

@@ -23,6 +23,7 @@ from services.common.messages import (
     Heartbeat,
     Limits,
     Load,
+    MasterHello,
     MasterMessage,
     Prefilling,
     Queued,
@@ -68,6 +69,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._running: dict[AttemptKey, Sequence] = {}
         self._done: set[AttemptKey] = set()
         self._out: asyncio.Queue[WorkerMessage] = asyncio.Queue()
+        self._in_columns = False
 
     async def Session(  # noqa: N802 - the proto's name
         self,
@@ -75,7 +77,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         context: object,
     ) -> AsyncIterator[pb.WorkerServiceSessionResponse]:
         """The worker's side of a session."""
-        await anext(request_iterator)
+        hello = master_message_from_proto(await anext(request_iterator))
+        self._in_columns = isinstance(hello, MasterHello) and hello.reads_columns
         self._out = asyncio.Queue()
         self._out.put_nowait(WorkerHello(PROTOCOL, self._ref, Role.MIXED, "bench", "bench", "", LIMITS))
         tasks = [asyncio.create_task(work) for work in (self._listen(request_iterator), self._beat(), self._steps())]
@@ -130,7 +133,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                     self._done.add(key)
                     del self._running[key]
             if frame:
-                self._out.put_nowait(Deltas(frame))
+                self._out.put_nowait(Deltas(frame, self._in_columns))
             await asyncio.sleep(max(0.0, started + self._step_s - time.monotonic()))
 
 

@@ -106,6 +106,8 @@ class MasterHello(msgspec.Struct, frozen=True):
     protocol: int
     master: MasterRef
     live: list[LiveAttempt]
+    reads_columns: bool = False
+    """It takes `Deltas` in columns; masters of before these do not say so."""
 
 
 class Submit(msgspec.Struct, frozen=True):
@@ -262,6 +264,8 @@ class Deltas(msgspec.Struct, frozen=True):
     """All new output for this master of one engine step, or of several when the stream was slow (R15)."""
 
     deltas: list[AttemptDelta]
+    in_columns: bool = False
+    """How it is written: so, it costs a third to read."""
 
 
 class Queued(msgspec.Struct, frozen=True):

@@ -193,7 +193,7 @@ class Attempts:
         branch, inflight = attempt.branch, attempt.branch.inflight
         if not inflight.waits_for_scores:
             return
-        inflight.has_scores = True
+        inflight.waits_for_scores = False
         self._emit(Scored(inflight.request.request_id, logprobs))
         attempts = [one for one in (branch.previous, branch.current) if one is not None]
         for worker, delta in [held for one in attempts for held in one.held_back]:

@@ -1,7 +1,8 @@
 """What the master's protocol core asks of the dispatcher around it, in order."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from services.common.errors import SluiceError
 from services.common.messages import MasterMessage, WorkerRef
@@ -9,40 +10,35 @@ from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import Delta
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Say something to a worker; dropped without a session to exactly this start of it."""
 
     worker: WorkerRef
     message: MasterMessage
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     """New output for the client: the next tokens of one choice."""
 
     request_id: str
     delta: Delta
 
 
-@dataclass(frozen=True, slots=True)
-class Cached:
+class Cached(msgspec.Struct, frozen=True):
     """The prefill worker's figure for usage; said once."""
 
     request_id: str
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(msgspec.Struct, frozen=True):
     """The prompt's log-probabilities; said once, before any output."""
 
     request_id: str
     logprobs: PromptLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """The request is over: all choices have been delivered, or `error` says why not. The last word on it."""
 
     request_id: str

@@ -57,11 +57,11 @@ class MasterAttempt:
     waits_for_redirect: bool = False
     held_back: list[tuple[WorkerRef, AttemptDelta]] = field(default_factory=list)
     """Output that came before the prompt's log-probabilities, which another worker sends."""
+    decode: WorkerRef | None = field(init=False)
+    """The decode worker, unless it is the same one."""
 
-    @property
-    def decode(self) -> WorkerRef | None:
-        """The decode worker, unless it is the same one."""
-        return None if self.pair.decode is None else self.pair.decode.worker
+    def __post_init__(self) -> None:
+        self.decode = None if self.pair.decode is None else self.pair.decode.worker
 
     def was_inside(self, worker: WorkerRef) -> bool:
         """Whether the worker's engine had it in work: what crashed or stopped it may have been this (R12)."""
@@ -129,19 +129,17 @@ class Inflight:
     stalls: set[str] = field(default_factory=set)
     """Workers whose engine stood still with an attempt of it inside."""
     has_cached_tokens: bool = False
-    has_scores: bool = False
-    """The client has the prompt's log-probabilities."""
+    waits_for_scores: bool = field(init=False)
+    """The prompt's log-probabilities are still to come: nothing is delivered before them."""
     is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.waits_for_scores = self.request.sampling.num_prompt_logprobs is not None
 
     @property
     def num_engines_down(self) -> int:
         """Engines that crashed or stood still with an attempt of it inside (R12); one that did both counts once."""
         return len(self.crashes | self.stalls)
-
-    @property
-    def waits_for_scores(self) -> bool:
-        """Whether the prompt's log-probabilities are still to come: nothing is delivered before them."""
-        return self.request.sampling.num_prompt_logprobs is not None and not self.has_scores
 
     @property
     def num_delivered(self) -> int:

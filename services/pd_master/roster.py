@@ -170,7 +170,7 @@ class Roster:
     def hello_for(self, worker: WorkerRef | None) -> MasterHello:
         """What to say first to the address where this worker was seen last."""
         live = [] if worker is None else self.handler.reconcile(worker).live
-        return MasterHello(PROTOCOL, self._master, live)
+        return MasterHello(PROTOCOL, self._master, live, reads_columns=True)
 
     def up(self, session: Session, hello: WorkerHello) -> None:
         """A worker answered: it takes the place of its earlier starts."""

@@ -136,7 +136,8 @@ class WorkerService:
 
     def open_session(self, hello: MasterHello) -> MasterSession:
         """A master came; an older session of the same start of it ends."""
-        session, number = MasterSession(hello.master, self._metrics.sessions, self.cache), next(self._numbers)
+        metrics, number = self._metrics.sessions, next(self._numbers)
+        session = MasterSession(hello.master, metrics, self.cache, in_columns=hello.reads_columns)
         before = self._sessions.get(hello.master)
         if before is not None:
             before[1].outbox.close(SupersededError("a newer session of this master took its place"))

@@ -26,8 +26,12 @@ class _Cursor:
 class MasterSession:
     """One stream. The service speaks into it; the RPC writes what `outbox` gives until the stream ends."""
 
-    def __init__(self, master: MasterRef, metrics: SessionMetrics, cache: CacheJournal) -> None:
+    def __init__(
+        self, master: MasterRef, metrics: SessionMetrics, cache: CacheJournal, *, in_columns: bool = False
+    ) -> None:
+        """`in_columns`: how the master takes output."""
         self.master = master
+        self._in_columns = in_columns
         self.cache = CacheReport(cache)
         self.outbox: Outbox[WorkerMessage] = Outbox(f"master {master.master_id}", self._cut)
         self._metrics = metrics
@@ -80,4 +84,4 @@ class MasterSession:
             return None
         self._metrics.frames.inc()
         self._metrics.deltas.inc(len(deltas))
-        return Deltas(deltas)
+        return Deltas(deltas, self._in_columns)

@@ -66,7 +66,12 @@ def test_master_messages_cross_unchanged(message: messages.MasterMessage) -> Non
     assert crosses_unchanged(message, wire.master_message_to_proto, wire.master_message_from_proto)
 
 
-@given(values_of(messages.WorkerMessage))
+def leaves_the_order(message: Any) -> bool:  # noqa: ANN401
+    """Whether a message is no frame in columns, which puts single tokens first."""
+    return not isinstance(message, messages.Deltas) or not message.in_columns
+
+
+@given(values_of(messages.WorkerMessage).filter(leaves_the_order))
 def test_worker_messages_cross_unchanged(message: messages.WorkerMessage) -> None:
     assert crosses_unchanged(message, wire.worker_message_to_proto, wire.worker_message_from_proto)
 
@@ -79,6 +84,29 @@ def test_prefill_messages_cross_unchanged(message: peer_messages.PrefillMessage)
 @given(values_of(peer_messages.DecodeMessage))
 def test_decode_messages_cross_unchanged(message: peer_messages.DecodeMessage) -> None:
     assert crosses_unchanged(message, wire.decode_message_to_proto, wire.decode_message_from_proto)
+
+
+def token_of(choice: int, text: str) -> messages.AttemptDelta:
+    return messages.AttemptDelta(KEY, Delta(choice, 7, [9], text, text_lengths=(len(text),)))
+
+
+@given(st.lists(st.one_of(values_of(messages.AttemptDelta), st.builds(token_of, st.integers(0, 3), st.text()))))
+def test_frames_in_columns_hold_the_same_deltas_single_tokens_first(deltas: list[messages.AttemptDelta]) -> None:
+    proto = wire.worker_message_to_proto(messages.Deltas(deltas, in_columns=True))
+    read = wire.worker_message_from_proto(type(proto).FromString(proto.SerializeToString()))
+    assert isinstance(read, messages.Deltas)
+    num_tokens = len(deltas) - len(proto.deltas.deltas)
+    ahead, behind = read.deltas[:num_tokens], read.deltas[num_tokens:]
+    assert ahead == [one for one in deltas if one in ahead]
+    assert behind == [one for one in deltas if one not in ahead]
+    assert all(one.delta.text_lengths == (len(one.delta.text),) and one.delta.finish is None for one in ahead)
+
+
+def test_tokens_of_a_step_travel_in_columns_alone() -> None:
+    frame = messages.Deltas([token_of(0, " a"), token_of(1, "")], in_columns=True)
+    proto = wire.worker_message_to_proto(frame)
+    assert not proto.deltas.deltas
+    assert crosses_unchanged(frame, wire.worker_message_to_proto, wire.worker_message_from_proto)
 
 
 @given(st.integers(0, 2**64 - 1))
@@ -111,6 +139,11 @@ def test_absent_parameters_of_a_public_request_are_neutral() -> None:
 
 def _submit(**fields: Any) -> worker_pb2.WorkerServiceSessionRequest:
     return worker_pb2.WorkerServiceSessionRequest(submit=worker_pb2.SubmitAttempt(**fields))
+
+
+def _columns(**fields: Any) -> worker_pb2.WorkerServiceSessionResponse:
+    frame = worker_pb2.DeltaFrame(columns=worker_pb2.TokenColumns(**fields))
+    return worker_pb2.WorkerServiceSessionResponse(deltas=frame)
 
 
 NAMED = worker_pb2.AttemptKey(request_id="ab", attempt=1)
@@ -158,6 +191,9 @@ def test_master_message_that_cannot_be_read_names_the_field(
             ),
             "hello.role",
         ),
+        (_columns(request_ids=["ab"], attempts=[1], choices=[0]), "deltas.columns"),
+        (_columns(request_ids=[""], attempts=[1]), "deltas.columns.request_ids"),
+        (_columns(request_ids=["ab"], attempts=[0]), "deltas.columns.attempts"),
     ],
 )
 def test_worker_message_that_cannot_be_read_names_the_field(

@@ -23,13 +23,19 @@ def master_message_to_proto(message: MasterMessage) -> pb.WorkerServiceSessionRe
             return pb.WorkerServiceSessionRequest(peers=pb.PeerList(peers=[peer_to_proto(peer) for peer in peers]))
         case CacheWanted():
             return pb.WorkerServiceSessionRequest(cache_wanted=pb.CacheAccountWanted())
-        case MasterHello(protocol=protocol, master=master, live=live):
-            hello = pb.MasterHello(
-                protocol=protocol, master=master_ref_to_proto(master), live=[live_to_proto(one) for one in live]
-            )
-            return pb.WorkerServiceSessionRequest(hello=hello)
+        case MasterHello():
+            return pb.WorkerServiceSessionRequest(hello=_hello_to_proto(message))
         case _:
             return _attempts_to_proto(message)
+
+
+def _hello_to_proto(hello: MasterHello) -> pb.MasterHello:
+    return pb.MasterHello(
+        protocol=hello.protocol,
+        master=master_ref_to_proto(hello.master),
+        live=[live_to_proto(one) for one in hello.live],
+        reads_columns=hello.reads_columns,
+    )
 
 
 def _attempts_to_proto(message: Submit | Abort | Redirect | Reconcile) -> pb.WorkerServiceSessionRequest:
@@ -54,8 +60,9 @@ def master_message_from_proto(proto: pb.WorkerServiceSessionRequest) -> MasterMe
         case "cache_wanted":
             return CacheWanted()
         case "hello":
-            live = [live_from_proto(one) for one in proto.hello.live]
-            return MasterHello(proto.hello.protocol, master_ref_from_proto(proto.hello.master), live)
+            hello = proto.hello
+            live = [live_from_proto(one) for one in hello.live]
+            return MasterHello(hello.protocol, master_ref_from_proto(hello.master), live, hello.reads_columns)
         case _:
             return _attempts_from_proto(proto)
 

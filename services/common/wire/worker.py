@@ -1,7 +1,6 @@
 """Worker -> master: `WorkerServiceSessionResponse`."""
 
 from services.common.messages import (
-    AttemptDelta,
     CacheChanges,
     Deltas,
     Heartbeat,
@@ -13,7 +12,7 @@ from services.common.messages import (
 )
 from services.common.wire.attempt_event import event_from_proto, event_to_proto
 from services.common.wire.errors import WireError, enum_from_proto
-from services.common.wire.generation import delta_from_proto, delta_to_proto
+from services.common.wire.frame import frame_from_proto, frame_to_proto
 from services.common.wire.names import (
     ROLE_FROM_PROTO,
     ROLE_TO_PROTO,
@@ -28,9 +27,8 @@ from sluice.v1 import worker_pb2 as pb
 def worker_message_to_proto(message: WorkerMessage) -> pb.WorkerServiceSessionResponse:
     """Inverse of `worker_message_from_proto`."""
     match message:
-        case Deltas(deltas=deltas):
-            frame = [pb.AttemptDelta(key=key_to_proto(one.key), delta=delta_to_proto(one.delta)) for one in deltas]
-            return pb.WorkerServiceSessionResponse(deltas=pb.DeltaFrame(deltas=frame))
+        case Deltas():
+            return pb.WorkerServiceSessionResponse(deltas=frame_to_proto(message))
         case Heartbeat():
             return pb.WorkerServiceSessionResponse(heartbeat=_heartbeat_to_proto(message))
         case CacheChanges(generation=generation, number=number, stored=stored, evicted=evicted):
@@ -46,8 +44,7 @@ def worker_message_from_proto(proto: pb.WorkerServiceSessionResponse) -> WorkerM
     """WireError when no known kind is set or a part of it is missing."""
     match proto.WhichOneof("message"):
         case "deltas":
-            deltas = proto.deltas.deltas
-            return Deltas([AttemptDelta(key_from_proto(one.key), delta_from_proto(one.delta)) for one in deltas])
+            return frame_from_proto(proto.deltas)
         case "event":
             return event_from_proto(proto.event)
         case "heartbeat":

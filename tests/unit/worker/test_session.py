@@ -35,9 +35,9 @@ class Log:
         return Delta(0, index, self.output_ids[index:], "", finish=self.finish)
 
 
-def session() -> MasterSession:
+def session(*, in_columns: bool = False) -> MasterSession:
     metrics = WorkerMetrics(has_prefill=False, has_decode=True)
-    return MasterSession(MasterRef("m", "1"), metrics.sessions, CacheJournal())
+    return MasterSession(MasterRef("m", "1"), metrics.sessions, CacheJournal(), in_columns=in_columns)
 
 
 async def written(one: MasterSession) -> list[WorkerMessage]:
@@ -60,6 +60,13 @@ async def test_events_come_in_order_and_before_the_output() -> None:
     one.outbox.say(Queued(KEY), Queued(AttemptKey("cd" * 16, 1)))
     messages = await written(one)
     assert [type(message) for message in messages] == [Queued, Queued, Deltas]
+
+
+async def test_output_is_written_as_its_master_reads_it() -> None:
+    for in_columns in (False, True):
+        one = session(in_columns=in_columns)
+        one.follow(KEY, 0, Log([7]), 0)
+        assert [frame.in_columns for frame in await written(one) if isinstance(frame, Deltas)] == [in_columns]
 
 
 async def test_a_slow_stream_gets_only_the_last_heartbeat() -> None:

@@ -3,9 +3,9 @@
     python -m bench.host_work [--rows 256] [--sampling greedy | top-p] [--profile]
 
 The cuda runner packs every array that it would send; the launches themselves are left out. As in `bench.engine`, which
-measures the same on a card with the launches, all rows decode 130 tokens behind cached prompts of 1024 and end together.
-Microseconds a turn, median over rounds: of the mean turn, which has its share of rows that grow and end, and of the
-median turn, where nothing but tokens happens.
+measures the same with the launches, all rows decode 130 tokens behind cached prompts of 1024 and end together. Printed
+are microseconds a turn, median over rounds: of the mean turn, which has its share of rows that grow and end, and of the
+median turn, in which nothing but tokens happens.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def chunk(model: Model, ids: torch.Tensor, start: int, end: int) -> PrefillBatch
         ids=ids[start:end], positions=ints(list(range(start, end))), slots=ints(SLOTS[start:end]),
         query_start=ints([0, n]), context_lens=ints([end]), tiles=ints(prefill_tiles([n], [end], 16)),
         last_tiles=ints([(0, n - 1)]), table=SlotTable(model.table, ints([1])),
-        logits_tokens=torch.tensor([n - 1], device=ids.device), whole=None,
+        logits_tokens=ints([n - 1]), whole=None,
     )  # fmt: skip
 
 

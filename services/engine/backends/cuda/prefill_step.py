@@ -153,7 +153,8 @@ class PrefillStep:
                  for at in (slice(None, width), slice(width, None)))  # fmt: skip
         qkv = normed.new_empty(len(normed), len(linear.weight))
         qkv[:, width:] = _product(normed, kv)
-        qkv[wanted, :width] = _product(normed[wanted], q)
+        index = wanted.long()
+        qkv[index, :width] = _product(normed[index], q)
         return qkv
 
     def _rotate(self, layer: int, block: Block, qkv: Tensor, batch: PrefillBatch) -> None:

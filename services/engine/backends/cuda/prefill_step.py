@@ -45,8 +45,8 @@ class PrefillBatch:
     ids, positions, slots: `[num_tokens]`.
     query_start: `[chunks + 1]`; context_lens: `[chunks]`, the chunk included.
     tiles, last_tiles: from `prefill_tiles`, of all queries and of the chunks' last tokens.
-    logits_tokens: `[n]` int64: the last tokens of those chunks whose logits are needed.
-    scored: `[m]` int64: tokens whose final states are asked for, to score the tokens behind them; None for none.
+    logits_tokens: `[n]`: the last tokens of those chunks whose logits are needed.
+    scored: `[m]`: tokens whose final states are asked for, to score the tokens behind them; None for none.
     whole: `(prompts, length)` when all chunks are whole prompts of one length, else None.
     """
 

@@ -131,9 +131,8 @@ async def run(asked: argparse.Namespace) -> Costs:
         return await measure(Prober(client, Asked(asked.url.rstrip("/"), asked.model, asked.vocab_size, None)), asked)
 
 
-def main() -> None:
-    """Measure, fit, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `run` reads."""
     parser.add_argument("--url", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--vocab-size", type=int, default=32_000)
@@ -146,6 +145,12 @@ def main() -> None:
     parser.add_argument("--kv-token-bytes", type=int, default=1, help="KV of one token")
     parser.add_argument("--transfer-gb-per-s", type=float, default=50.0)
     parser.add_argument("--note", default="", help="what was measured, for the file")
+
+
+def main() -> None:
+    """Measure, fit, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     asked.out.write_text(json.dumps(asdict(asyncio.run(run(asked))), indent=2) + "\n")

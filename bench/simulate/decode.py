@@ -20,6 +20,7 @@ from services.common.errors import SluiceError
 from services.router import events
 from services.router.output_length import OutputLengths
 from services.router.router import Outlets, Router
+from services.router.scheduler import Planner
 from services.router.work import QueuedWork, RouterConfig, WorkKind
 
 Key = tuple[int, int]
@@ -61,13 +62,20 @@ class DecodeWorker:
     """One engine and its Router."""
 
     def __init__(
-        self, name: str, time: Timeline, costs: Costs, config: RouterConfig, lengths: OutputLengths, told: DecodeEvents
+        self,
+        name: str,
+        time: Timeline,
+        costs: Costs,
+        config: RouterConfig,
+        told: DecodeEvents,
+        lengths: OutputLengths,
+        planner: Planner,
     ) -> None:
         self.name = name
         self.config = config
         self.tokens_per_s = 0.0
         """Of the last step."""
-        self.router = Router(config, Outlets(self._let_in, self._give_up, lambda _: None), time.clock, lengths)
+        self.router = Router(config, Outlets(self._let_in, self._give_up, lambda _: None), time.clock, lengths, planner)
         self._time = time
         self._costs = costs
         self._told = told

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
+from bench.simulate.backfill import Backfill
 from bench.simulate.cost import Costs
 from bench.simulate.decode import DecodeWorker, Key
 from bench.simulate.prefill import PrefillWorker
@@ -22,6 +23,7 @@ from bench.simulate.timeline import Timeline
 from bench.simulate.trace import Arrival
 from services.common.errors import SluiceError
 from services.pd_master.selector import MISSING_WEIGHT
+from services.router.scheduler import plan
 from services.router.work import QueuedWork, RouterConfig, WorkKind
 
 _TAIL_TOKENS = 512
@@ -47,6 +49,11 @@ class Setup:
     sheds: bool = True
     """Decode workers turn away what they predict to miss that budget. Comparisons of admission rules leave it out: it
     changes who is served, and a rule that overestimates lengths would turn away what it could serve."""
+    backfills: bool = False
+    """Decode workers plan by `bench.simulate.backfill`."""
+    reserve_ahead_s: float = math.inf
+    """A decode worker is asked for room so long before the prompt is computed; from the start of its computing on where
+    that is later."""
     decode: RouterConfig = field(default_factory=lambda: RouterConfig(800_000))
     prefill: RouterConfig = field(default_factory=lambda: RouterConfig(800_000))
 
@@ -82,7 +89,15 @@ class Fleet:
         costs, time = setup.costs, self.time
         self.prefill = [PrefillWorker(f"p{n}", time, costs, setup.prefill, self) for n in range(setup.num_prefill)]
         self.decode = [
-            DecodeWorker(f"d{n}", time, costs, setup.decode, lengths_of(setup.rule, setup.decode.lengths), self)
+            DecodeWorker(
+                f"d{n}",
+                time,
+                costs,
+                setup.decode,
+                self,
+                lengths_of(setup.rule, setup.decode.lengths),
+                Backfill() if setup.backfills else plan,
+            )
             for n in range(setup.num_decode)
         ]
         self._selector = make_selector(self)
@@ -146,7 +161,7 @@ class Fleet:
         return work
 
     def _reserve(self, story: Story) -> None:
-        if story.number in self._reserving or story.granted_s is not None:
+        if story.number in self._reserving or story.granted_s is not None or story.number not in self._pairs:
             return
         decode, key = self._pairs[story.number][1], (story.number, next(self._attempts))
         self._keys[story.number] = key
@@ -161,7 +176,11 @@ class Fleet:
 
     def admitted(self, story: Story) -> None:
         """Reserve beside the computing, which costs no time."""
-        self._reserve(story)
+        early_s = self.setup.costs.chunk_s(story.arrival.prompt_tokens, 0) - self.setup.reserve_ahead_s
+        if early_s > 0:
+            self.time.after(early_s, partial(self._reserve, story))
+        else:
+            self._reserve(story)
 
     def reserve_first(self, story: Story) -> None:
         """Reserve before the computing."""

@@ -11,7 +11,7 @@ from bench.simulate.figures import Slo
 from bench.simulate.fleet import Setup
 from bench.simulate.rules import RULES
 from bench.simulate.selectors import SELECTORS
-from bench.simulate.trace import Arrival, read_trace, shortened
+from bench.simulate.trace import Arrival, lengthened, read_trace, shortened
 from services.router.work import RouterConfig
 
 
@@ -30,6 +30,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     one.add_argument("--max-new-tokens", type=int, default=2048, help="what every client asks for")
     one.add_argument("--max-prompt-tokens", type=int, help="cut prompts to this many")
     one.add_argument("--max-output-tokens", type=int, help="cut the trace's outputs to this many")
+    one.add_argument("--output-times", type=float, default=1.0, help="make the trace's outputs so many times as long")
     one.add_argument("--chunk-tokens", type=int, default=2048, help="prompt tokens a step computes")
     one.add_argument("--ttft", type=float, default=2.0, help="bound on the time to the first token, s")
     one.add_argument("--tpot", type=float, default=0.05, help="bound on the mean time between tokens, s")
@@ -49,7 +50,7 @@ def slo(asked: argparse.Namespace) -> Slo:
 def arrivals(asked: argparse.Namespace) -> list[Arrival]:
     """The trace, as it was recorded but for its lengths."""
     trace = read_trace(asked.trace, asked.requests)
-    return shortened(trace, asked.max_prompt_tokens, asked.max_output_tokens)
+    return shortened(lengthened(trace, asked.output_times), asked.max_prompt_tokens, asked.max_output_tokens)
 
 
 def setups(asked: argparse.Namespace) -> dict[str, Setup]:

@@ -63,6 +63,11 @@ def shortened(arrivals: list[Arrival], prompt_tokens: int | None, output_tokens:
     ]
 
 
+def lengthened(arrivals: list[Arrival], times: float) -> list[Arrival]:
+    """The same arrivals with outputs so many times as long: a stand-in for models that think before they answer."""
+    return [replace(one, output_tokens=max(round(one.output_tokens * times), 1)) for one in arrivals]
+
+
 def mean_rate(arrivals: list[Arrival]) -> float:
     """Requests a second. Raises ValueError for fewer than two moments."""
     span_s = arrivals[-1].at_s if arrivals else 0.0

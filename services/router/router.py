@@ -25,7 +25,7 @@ from services.router.outlook import Outlook
 from services.router.output_length import OutputLengths
 from services.router.peak_memory import Joiners
 from services.router.running import RunningSet, Stage
-from services.router.scheduler import Plan, PoolView, hopeless, plan, refusal, retry_after_s
+from services.router.scheduler import Plan, Planner, PoolView, hopeless, plan, refusal, retry_after_s
 from services.router.waiting import WaitingQueue
 from services.router.work import QueuedWork, RouterConfig
 
@@ -76,11 +76,13 @@ class Router:
         outlets: Outlets,
         clock: Callable[[], float] = time.monotonic,
         lengths: OutputLengths | None = None,
+        planner: Planner = plan,
     ) -> None:
-        """lengths: another way to predict, for comparisons; the life table where it is left out."""
+        """lengths, planner: other ways to predict and to plan, for comparisons; the life table where left out."""
         self._config = config
         self._outlets = outlets
         self._clock = clock
+        self._plan = planner
         self._queue = WaitingQueue(config)
         self._outlook = Outlook(config, OutputLengths(config.lengths) if lengths is None else lengths)
         self._running = RunningSet(config, self._outlook.lengths)
@@ -139,7 +141,7 @@ class Router:
         self._expire(now_s)
         if not self._resting:
             joiners = self._outlook.joiners(self._queue, self._running)
-            self._act(plan(self._queue, joiners, self._pool(), self._config, now_s), joiners, now_s)
+            self._act(self._plan(self._queue, joiners, self._pool(), self._config, now_s), joiners, now_s)
         self._shed(now_s)
         outbox, self._outbox = self._outbox, []
         for act in outbox:

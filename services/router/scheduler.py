@@ -15,7 +15,9 @@ first chunk fits what is left of the first step's prompt budget. Then:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -52,6 +54,10 @@ class Plan:
     """Prompts to ask a decode worker for before they are let in."""
     bypassed: dict[int, int]
     """Entries that did not fit -> how many younger ones were let in past them."""
+
+
+Planner: TypeAlias = Callable[[WaitingQueue, Joiners, PoolView, RouterConfig, float], Plan]
+"""`plan`, or another rule to compare it with."""
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.simulate.trace import Arrival, mean_rate, read_trace, scaled
+from bench.simulate.trace import Arrival, lengthened, mean_rate, read_trace, scaled
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -43,3 +43,7 @@ def test_scaling_changes_the_rate_and_nothing_else() -> None:
     assert [one.at_s for one in faster] == [0.0, 0.5, 2.0]
     with pytest.raises(ValueError, match="two moments"):
         scaled(arrivals[:1], 1.0)
+
+
+def test_longer_outputs_leave_the_rest_as_it_was() -> None:
+    assert lengthened([Arrival(1.0, 10, 5, (7,))], 8) == [Arrival(1.0, 10, 40, (7,))]

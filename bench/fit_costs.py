@@ -3,11 +3,11 @@
     python -m bench.fit_costs --url http://127.0.0.1:8000 --model smollm2 --out costs.json
 
 What is timed is what a client sees, so that HTTP, processes and the KV's way are in the figures: the first token of
-prompts of several lengths, one at a time; and the steps of several batches, from when all their streams run until the
-first of them ends. An event may carry several tokens: between the first event, which is the first token, and the last,
-each counts for its share of the tokens that the server says it made. A stream that fails or is shorter than asked for
-ends the fit. Coefficients are the least squares of relative errors, none below zero. Ask a server that has
-nothing else to do, with one worker of each role; what else keeps its machine busy belongs to its speed.
+prompts of several lengths, one at a time and beside streams that decode; and the steps of several batches, from when
+all their streams run until the first of them ends. An event may carry several tokens: between the first event, which is
+the first token, and the last, each counts for its share of the tokens that the server says it made. A stream that fails
+or is shorter than asked for ends the fit. Coefficients are the least squares of relative errors, none below zero. Ask a
+server that has nothing else to do, with one worker of each role; what else keeps its machine busy belongs to its speed.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ def least_squares(terms: Sequence[Sequence[float]], seconds: Sequence[float]) ->
         kept &= found > 0
 
 
+_LONG = 2000
+"""Tokens of streams that decode beside what is timed; they are cut off."""
+
+
 class Prober:
     """Sends requests of new random prompts and times what comes."""
 
@@ -70,6 +74,19 @@ class Prober:
         """Median time to the first token, alone."""
         found = [await self._stream(prompt_tokens, output_tokens) for _ in range(rounds)]
         return statistics.median(times[1] - times[0] for times in found)
+
+    async def beside_decode(self, lengths: Sequence[int], rounds: int, rows: int) -> float:
+        """How much longer the first token takes while so many streams decode, as a share: the median over lengths."""
+        alone = [await self.first_token_s(n, rounds) for n in lengths]
+        streams = [asyncio.create_task(self._stream(lengths[0], _LONG)) for _ in range(rows)]
+        await self.first_token_s(lengths[0], 1)  # comes when all of them decode
+        beside = [await self.first_token_s(n, rounds) for n in lengths]
+        if any(stream.done() for stream in streams):
+            raise RuntimeError(f"streams of {_LONG} tokens ended while prompts were timed beside them")
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        return max(statistics.median(slow / fast - 1 for slow, fast in zip(beside, alone, strict=True)), 0.0)
 
     async def step_s(self, rows: int, context: int, output_tokens: int) -> tuple[float, float, float]:
         """Of so many streams at once: seconds a token while all run, their mean context then, and the median of what
@@ -99,6 +116,7 @@ async def measure(prober: Prober, asked: argparse.Namespace) -> Costs:
     prompts = [(n, await prober.first_token_s(n, asked.rounds)) for n in asked.prompts]
     batches = list(itertools.product(asked.rows, asked.contexts))
     steps = [(rows, *await prober.step_s(rows, context, asked.output_tokens)) for rows, context in batches]
+    beside = await prober.beside_decode(asked.prompts[-3:], asked.rounds, asked.rows[len(asked.rows) // 2])
     token_s, pair_s = least_squares([(n, n * n / 2) for n, _ in prompts], [seconds for _, seconds in prompts])
     step_s, row_s, context_s = least_squares(
         [(1, rows, rows * context) for rows, _, context, _ in steps], [seconds for _, seconds, *_ in steps]
@@ -114,13 +132,14 @@ async def measure(prober: Prober, asked: argparse.Namespace) -> Costs:
         transfer_gb_per_s=asked.transfer_gb_per_s,
         transfer_latency_s=max(statistics.median(late_s for rows, *_, late_s in steps if rows == asked.rows[0]), 0.0),
         pool_slots=asked.pool,
+        beside_decode=float(beside),
     )
     for n, seconds in prompts:
         print(f"first token of {n:>6} tokens      {1e3 * seconds:>9.1f} ms   fit {1e3 * costs.chunk_s(n, 0):>9.1f}")
     for rows, seconds, context, _ in steps:
         fitted = costs.decode_s(rows, round(rows * context))
         print(f"step of {rows:>4} x {context:>6.0f} tokens     {1e3 * seconds:>9.1f} ms   fit {1e3 * fitted:>9.1f}")
-    print(f"hand-over {1e3 * costs.transfer_latency_s:.1f} ms")
+    print(f"hand-over {1e3 * costs.transfer_latency_s:.1f} ms; prompts take {beside:.0%} longer beside streams")
     return costs
 
 

@@ -2,6 +2,7 @@
 
 A decode step takes `step_s + row_s * rows + context_token_s * context tokens of all rows`; a prompt's chunk of n tokens
 behind c computed ones takes `n * prefill_token_s + n * (c + n / 2) * prefill_pair_s`. A step with both takes the sum.
+Where workers share a machine, a prompt's chunk takes `1 + beside_decode` times as long beside a decode worker's steps.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Costs:
     transfer_gb_per_s: float
     transfer_latency_s: float
     pool_slots: int
+    beside_decode: float = 0.0
+    """How much longer a prompt's chunk takes while a decode worker steps: 0 on machines of their own."""
 
     def decode_s(self, num_rows: int, context_tokens: int) -> float:
         """One token for every row."""

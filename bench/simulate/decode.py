@@ -89,7 +89,8 @@ class DecodeWorker:
         self._preempted_at: dict[int, float] = {}
         self._attempts = 1_000_000
         """Numbers for what is queued again here, apart from the fleet's."""
-        self._stepping = False
+        self.stepping = False
+        """A step runs now."""
         self._changed = False
 
     @property
@@ -127,7 +128,7 @@ class DecodeWorker:
     def heartbeat(self) -> None:
         """A second has passed: the Router looks at its queue even if nothing else happened."""
         if self.router.num_waiting:
-            if not self._stepping:
+            if not self.stepping:
                 self.router.tell(events.Idle(self.held))
             self.router.decide()
 
@@ -158,7 +159,7 @@ class DecodeWorker:
     # ------------------------------------------------------------------------------------------------------- stepping
 
     def _begin(self) -> None:
-        if self._stepping:
+        if self.stepping:
             return
         for row in self._joining:
             self._start(row)
@@ -170,7 +171,7 @@ class DecodeWorker:
         tokens = min(chunk.left, self.config.chunk_tokens) if chunk else 0
         took_s = self._costs.decode_s(len(self._rows), self._rows.context_tokens) if len(self._rows) else 0.0
         took_s += self._costs.chunk_s(tokens, chunk.context - chunk.left) if chunk else 0.0
-        self._stepping = True
+        self.stepping = True
         self._time.after(took_s, partial(self._end, took_s, chunk, tokens))
 
     def _start(self, row: Row) -> None:
@@ -182,7 +183,7 @@ class DecodeWorker:
             self._rows.add(row)
 
     def _end(self, took_s: float, chunk: _Resumed | None, tokens: int) -> None:
-        self._stepping = False
+        self.stepping = False
         num_rows = len(self._rows)
         self._told.gap(took_s, num_rows)
         self.tokens_per_s = num_rows / took_s

@@ -16,7 +16,7 @@ from typing import Protocol
 from bench.simulate.backfill import Backfill
 from bench.simulate.cost import Costs
 from bench.simulate.decode import DecodeWorker, Key
-from bench.simulate.prefill import PrefillWorker
+from bench.simulate.prefill import PUSH_TAIL_TOKENS, PrefillWorker
 from bench.simulate.rules import lengths_of
 from bench.simulate.story import Story
 from bench.simulate.timeline import Timeline
@@ -26,8 +26,6 @@ from services.pd_master.selector import MISSING_WEIGHT
 from services.router.scheduler import plan
 from services.router.work import QueuedWork, RouterConfig, WorkKind
 
-_TAIL_TOKENS = 512
-"""KV that is left to send when compute ends, where everything before it went meanwhile."""
 _HEARTBEAT_S = 1.0
 
 
@@ -87,7 +85,10 @@ class Fleet:
         self.gaps: list[tuple[float, int]] = []
         """(seconds since the token before, how many tokens)."""
         costs, time = setup.costs, self.time
-        self.prefill = [PrefillWorker(f"p{n}", time, costs, setup.prefill, self) for n in range(setup.num_prefill)]
+        self.prefill = [
+            PrefillWorker(f"p{n}", time, costs, setup.prefill, self, self._any_decode_steps)
+            for n in range(setup.num_prefill)
+        ]
         self.decode = [
             DecodeWorker(
                 f"d{n}",
@@ -117,6 +118,9 @@ class Fleet:
             self.time.at(arrival.at_s, partial(self._arrive, story))
         self.time.at(0.0, self._heartbeat)
         self.time.run()
+
+    def _any_decode_steps(self) -> bool:
+        return any(decode.stepping for decode in self.decode)
 
     def _heartbeat(self) -> None:
         for prefill in self.prefill:
@@ -246,7 +250,7 @@ class Fleet:
         story.first_token_s = self.time.now_s
         costs, prompt = self.setup.costs, story.arrival.prompt_tokens
         sent_meanwhile_s = max(story.computed_s - story.granted_s, 0.0)
-        left_s = max(costs.transfer_s(prompt) - sent_meanwhile_s, costs.transfer_s(min(prompt, _TAIL_TOKENS)))
+        left_s = max(costs.transfer_s(prompt) - sent_meanwhile_s, costs.transfer_s(min(prompt, PUSH_TAIL_TOKENS)))
         self.time.after(left_s, partial(self._join, story))
 
     def _join(self, story: Story) -> None:

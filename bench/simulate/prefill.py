@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -16,6 +17,10 @@ from services.common.errors import SluiceError
 from services.router import events
 from services.router.router import Outlets, Router
 from services.router.work import QueuedWork, RouterConfig
+
+PUSH_TAIL_TOKENS = 128
+"""The last tokens of a prompt with none behind it are a chunk of their own, as in `services.engine.step_builder`: while
+they are computed, what is before them is sent."""
 
 
 class PrefillEvents(Protocol):
@@ -46,7 +51,16 @@ class _Prompt:
 class PrefillWorker:
     """One engine and its Router. Keys are the stories' numbers."""
 
-    def __init__(self, name: str, time: Timeline, costs: Costs, config: RouterConfig, told: PrefillEvents) -> None:
+    def __init__(
+        self,
+        name: str,
+        time: Timeline,
+        costs: Costs,
+        config: RouterConfig,
+        told: PrefillEvents,
+        beside_decode: Callable[[], bool],
+    ) -> None:
+        """beside_decode: whether a decode worker steps now."""
         self.name = name
         self.config = config
         self.cache = BlockCache(config.capacity_slots // BLOCK_TOKENS)
@@ -59,6 +73,7 @@ class PrefillWorker:
         self._time = time
         self._costs = costs
         self._told = told
+        self._beside_decode = beside_decode
         self._stories: dict[int, Story] = {}
         """All that wait or are in."""
         self._inside: dict[int, _Prompt] = {}
@@ -150,13 +165,18 @@ class PrefillWorker:
         chunks: list[tuple[_Prompt, int]] = []
         for prompt in self._queue:
             tokens = min(prompt.left, budget)
+            if tokens == prompt.left > PUSH_TAIL_TOKENS and prompt is self._queue[-1]:
+                tokens -= PUSH_TAIL_TOKENS
             took_s += self._costs.chunk_s(tokens, prompt.story.arrival.prompt_tokens - prompt.left)
             chunks.append((prompt, tokens))
             budget -= tokens
             if not budget:
                 break
+        if self._beside_decode():
+            took_s *= 1 + self._costs.beside_decode
+        took_s = max(took_s, self._costs.step_s)
         self._stepping = True
-        self._time.after(max(took_s, self._costs.step_s), partial(self._end, max(took_s, self._costs.step_s), chunks))
+        self._time.after(took_s, partial(self._end, took_s, chunks))
 
     def _end(self, took_s: float, chunks: list[tuple[_Prompt, int]]) -> None:
         self._stepping = False

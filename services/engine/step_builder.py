@@ -12,13 +12,15 @@ def plan_chunks(prefilling: list[Job], budget: int, tail: int) -> list[tuple[Job
     """Share `budget` tokens among prompts in the order of admission; pure.
 
     The last chunk of a prompt to hand over is cut so that at most `tail` tokens are left for a chunk of their own: when
-    compute ends, little is left to push. Of a prompt whose grammar is not compiled yet the last token waits.
+    compute ends, little is left to push. Not where prompts wait behind it: they would fill the step of those few
+    tokens, and its first output would come a whole step later. Of a prompt whose grammar is not compiled yet the last
+    token waits.
     """
     plan: list[tuple[Job, int]] = []
     for job in prefilling:
         left = len(job.tokens) - job.num_computed
         n = min(left, budget)
-        if job.hand_over and n == left > tail:
+        if job.hand_over and n == left > tail and job is prefilling[-1]:
             n = left - tail
         if n == left and not job.may_sample:
             n -= 1

@@ -191,6 +191,12 @@ def test_the_last_chunk_of_a_handed_over_prompt_is_short(llama: Path) -> None:
     assert [event.num_prefill_tokens for event in driver.said(ipc.StepDone)] == [52, 8]
 
 
+def test_a_handed_over_prompt_does_not_wait_for_those_behind_it(llama: Path) -> None:
+    driver = Driver(llama, chunk_tokens=64, push_tail_tokens=8)
+    driver.run(*(driver.admit(prompt_of(60, seed=seed), 9, hand_over=True) for seed in (1, 2)))
+    assert [event.num_prefill_tokens for event in driver.said(ipc.StepDone)] == [64, 48, 8]
+
+
 def test_an_admission_is_told_before_its_first_chunk_is_computed(llama: Path) -> None:
     driver = Driver(llama)
     told: list[ipc.Event] = []

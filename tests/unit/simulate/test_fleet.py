@@ -36,15 +36,31 @@ def test_times_of_one_request_follow_the_costs() -> None:
     fleet = simulate(SETUP, burst(1, 1000, 11))
     (story,) = fleet.stories
     assert story.ttft_s == pytest.approx(0.1)
-    transfer_s = 512 * 1000 / 1e9  # the grant was there at once, so only the tail is left
+    transfer_s = 128 * 1000 / 1e9  # the grant was there at once, so only the tail is left
     assert story.finished_s == pytest.approx(0.1 + transfer_s + 10 * 0.01)
     check_empty(fleet)
 
 
 def test_prompts_queue_for_compute() -> None:
     first, second = simulate(SETUP, burst(2, 2000, 2)).stories
-    assert first.ttft_s == pytest.approx(0.2)  # alone in its step: it began before the second came
-    assert second.ttft_s == pytest.approx(0.4)
+    first_chunk_s, with_second_s, rest_s = 1872 * 1e-4, (128 + 1920) * 1e-4, 0.01
+    # The first one is alone in its step, so that its tail is cut; the second has come when that is computed.
+    assert first.ttft_s == pytest.approx(first_chunk_s + with_second_s)
+    assert second.ttft_s == pytest.approx(first_chunk_s + with_second_s + rest_s)
+
+
+def test_prompts_with_others_behind_them_are_not_cut() -> None:
+    slow_start = Arrival(0.0, 100, 1)
+    _, first, second = simulate(SETUP, [slow_start, *burst(2, 1000, 2)]).stories
+    assert first.ttft_s == pytest.approx(0.01 + 0.1 + 0.0872)  # the second one's first chunk shares its step
+    assert second.ttft_s == pytest.approx(0.01 + 0.1 + 0.1)
+
+
+def test_prompts_take_longer_beside_a_decode_worker_of_the_same_machine() -> None:
+    shared = replace(SETUP, costs=replace(COSTS, beside_decode=0.5))
+    alone, beside = simulate(shared, [Arrival(0.0, 100, 1000), Arrival(1.0, 1000, 2)]).stories
+    assert alone.ttft_s == pytest.approx(0.01)
+    assert beside.ttft_s == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("rule", RULES)

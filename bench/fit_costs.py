@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.replay.client import Asked, Play, play, started
-from bench.simulate.cost import Costs
+from bench.simulate.cost import Costs, num_steps
 from bench.simulate.story import Story
 from bench.simulate.trace import Arrival
 
@@ -117,7 +117,9 @@ async def measure(prober: Prober, asked: argparse.Namespace) -> Costs:
     batches = list(itertools.product(asked.rows, asked.contexts))
     steps = [(rows, *await prober.step_s(rows, context, asked.output_tokens)) for rows, context in batches]
     beside = await prober.beside_decode(asked.prompts[-3:], asked.rounds, asked.rows[len(asked.rows) // 2])
-    token_s, pair_s = least_squares([(n, n * n / 2) for n, _ in prompts], [seconds for _, seconds in prompts])
+    prefill_s, token_s, pair_s = least_squares(
+        [(num_steps(n), n, n * n / 2) for n, _ in prompts], [seconds for _, seconds in prompts]
+    )
     step_s, row_s, context_s = least_squares(
         [(1, rows, rows * context) for rows, _, context, _ in steps], [seconds for _, seconds, *_ in steps]
     )
@@ -132,10 +134,11 @@ async def measure(prober: Prober, asked: argparse.Namespace) -> Costs:
         transfer_gb_per_s=asked.transfer_gb_per_s,
         transfer_latency_s=max(statistics.median(late_s for rows, *_, late_s in steps if rows == asked.rows[0]), 0.0),
         pool_slots=asked.pool,
+        prefill_step_s=float(prefill_s),
         beside_decode=float(beside),
     )
     for n, seconds in prompts:
-        print(f"first token of {n:>6} tokens      {1e3 * seconds:>9.1f} ms   fit {1e3 * costs.chunk_s(n, 0):>9.1f}")
+        print(f"first token of {n:>6} tokens      {1e3 * seconds:>9.1f} ms   fit {1e3 * costs.prompt_s(n):>9.1f}")
     for rows, seconds, context, _ in steps:
         fitted = costs.decode_s(rows, round(rows * context))
         print(f"step of {rows:>4} x {context:>6.0f} tokens     {1e3 * seconds:>9.1f} ms   fit {1e3 * fitted:>9.1f}")

@@ -1,7 +1,8 @@
 """What an engine's steps cost, from a small JSON file: a fit of measured figures, with their source in it.
 
 A decode step takes `step_s + row_s * rows + context_token_s * context tokens of all rows`; a prompt's chunk of n tokens
-behind c computed ones takes `n * prefill_token_s + n * (c + n / 2) * prefill_pair_s`. A step with both takes the sum.
+behind c computed ones takes `n * prefill_token_s + n * (c + n / 2) * prefill_pair_s`. A step with both takes the sum,
+one of a prefill worker `prefill_step_s` more.
 Where workers share a machine, a prompt's chunk takes `1 + beside_decode` times as long beside a decode worker's steps.
 """
 
@@ -12,6 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "costs"
+
+
+PUSH_TAIL_TOKENS = 128
+"""The last tokens of a prompt with none behind it are a chunk of their own, as in `services.engine.step_builder`: while
+they are computed, what is before them is sent."""
+
+
+def num_steps(prompt_tokens: int) -> int:
+    """Of a prompt that is alone, where a step could take all of it."""
+    return 2 if prompt_tokens > PUSH_TAIL_TOKENS else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,8 @@ class Costs:
     transfer_gb_per_s: float
     transfer_latency_s: float
     pool_slots: int
+    prefill_step_s: float = 0.0
+    """What a step of chunks takes beside them. No step of a prefill worker is shorter than `step_s` either."""
     beside_decode: float = 0.0
     """How much longer a prompt's chunk takes while a decode worker steps: 0 on machines of their own."""
 
@@ -37,9 +50,17 @@ class Costs:
         """One token for every row."""
         return self.step_s + self.row_s * num_rows + self.context_token_s * context_tokens
 
+    def prompt_s(self, num_tokens: int) -> float:
+        """A whole prompt, alone on an idle prefill worker that computes it in one step but for its tail."""
+        return self.prefill_step_s * num_steps(num_tokens) + self.chunk_s(num_tokens, 0)
+
     def chunk_s(self, num_tokens: int, behind: int) -> float:
         """A part of a prompt, of which `behind` tokens are computed already."""
         return num_tokens * (self.prefill_token_s + (behind + num_tokens / 2) * self.prefill_pair_s)
+
+    def slowed_s(self, decode_busy_s: float) -> float:
+        """What a prompt's chunk has lost to a decode worker that stepped for so long of it."""
+        return decode_busy_s * self.beside_decode / (1 + self.beside_decode)
 
     def transfer_s(self, num_tokens: int) -> float:
         """KV of so many tokens from one worker to another."""

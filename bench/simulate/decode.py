@@ -89,8 +89,9 @@ class DecodeWorker:
         self._preempted_at: dict[int, float] = {}
         self._attempts = 1_000_000
         """Numbers for what is queued again here, apart from the fleet's."""
-        self.stepping = False
-        """A step runs now."""
+        self._stepping = False
+        self._stepped_s, self._began_s = 0.0, 0.0
+        """Seconds of steps that have ended; when the last one began."""
         self._changed = False
 
     @property
@@ -103,6 +104,11 @@ class DecodeWorker:
         """Slots occupied."""
         joining = sum(row.context for row in self._joining)
         return self._rows.slots + self._reserved_slots + joining + sum(one.context for one in self._resumed)
+
+    @property
+    def busy_s(self) -> float:
+        """How long it has stepped until now."""
+        return self._stepped_s + (self._time.now_s - self._began_s if self._stepping else 0.0)
 
     # ----------------------------------------------------------------------------------------------- from the fleet
 
@@ -128,7 +134,7 @@ class DecodeWorker:
     def heartbeat(self) -> None:
         """A second has passed: the Router looks at its queue even if nothing else happened."""
         if self.router.num_waiting:
-            if not self.stepping:
+            if not self._stepping:
                 self.router.tell(events.Idle(self.held))
             self.router.decide()
 
@@ -159,7 +165,7 @@ class DecodeWorker:
     # ------------------------------------------------------------------------------------------------------- stepping
 
     def _begin(self) -> None:
-        if self.stepping:
+        if self._stepping:
             return
         for row in self._joining:
             self._start(row)
@@ -171,7 +177,7 @@ class DecodeWorker:
         tokens = min(chunk.left, self.config.chunk_tokens) if chunk else 0
         took_s = self._costs.decode_s(len(self._rows), self._rows.context_tokens) if len(self._rows) else 0.0
         took_s += self._costs.chunk_s(tokens, chunk.context - chunk.left) if chunk else 0.0
-        self.stepping = True
+        self._stepping, self._began_s = True, self._time.now_s
         self._time.after(took_s, partial(self._end, took_s, chunk, tokens))
 
     def _start(self, row: Row) -> None:
@@ -183,7 +189,8 @@ class DecodeWorker:
             self._rows.add(row)
 
     def _end(self, took_s: float, chunk: _Resumed | None, tokens: int) -> None:
-        self.stepping = False
+        self._stepping = False
+        self._stepped_s += took_s
         num_rows = len(self._rows)
         self._told.gap(took_s, num_rows)
         self.tokens_per_s = num_rows / took_s

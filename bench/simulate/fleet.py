@@ -14,9 +14,9 @@ from functools import partial
 from typing import Protocol
 
 from bench.simulate.backfill import Backfill
-from bench.simulate.cost import Costs
+from bench.simulate.cost import PUSH_TAIL_TOKENS, Costs
 from bench.simulate.decode import DecodeWorker, Key
-from bench.simulate.prefill import PUSH_TAIL_TOKENS, PrefillWorker
+from bench.simulate.prefill import PrefillWorker
 from bench.simulate.rules import lengths_of
 from bench.simulate.story import Story
 from bench.simulate.timeline import Timeline
@@ -86,7 +86,7 @@ class Fleet:
         """(seconds since the token before, how many tokens)."""
         costs, time = setup.costs, self.time
         self.prefill = [
-            PrefillWorker(f"p{n}", time, costs, setup.prefill, self, self._any_decode_steps)
+            PrefillWorker(f"p{n}", time, costs, setup.prefill, self, self._decode_busy_s)
             for n in range(setup.num_prefill)
         ]
         self.decode = [
@@ -119,8 +119,8 @@ class Fleet:
         self.time.at(0.0, self._heartbeat)
         self.time.run()
 
-    def _any_decode_steps(self) -> bool:
-        return any(decode.stepping for decode in self.decode)
+    def _decode_busy_s(self) -> float:
+        return sum(decode.busy_s for decode in self.decode)
 
     def _heartbeat(self) -> None:
         for prefill in self.prefill:

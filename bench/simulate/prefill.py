@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from bench.simulate.blocks import BlockCache
-from bench.simulate.cost import Costs
+from bench.simulate.cost import PUSH_TAIL_TOKENS, Costs
 from bench.simulate.story import Story
 from bench.simulate.timeline import Timeline
 from bench.simulate.trace import BLOCK_TOKENS
@@ -18,9 +18,7 @@ from services.router import events
 from services.router.router import Outlets, Router
 from services.router.work import QueuedWork, RouterConfig
 
-PUSH_TAIL_TOKENS = 128
-"""The last tokens of a prompt with none behind it are a chunk of their own, as in `services.engine.step_builder`: while
-they are computed, what is before them is sent."""
+_AT_ONCE_S = 1e-9
 
 
 class PrefillEvents(Protocol):
@@ -58,9 +56,9 @@ class PrefillWorker:
         costs: Costs,
         config: RouterConfig,
         told: PrefillEvents,
-        beside_decode: Callable[[], bool],
+        decode_busy_s: Callable[[], float],
     ) -> None:
-        """beside_decode: whether a decode worker steps now."""
+        """decode_busy_s: how long decode workers have stepped until now, in all."""
         self.name = name
         self.config = config
         self.cache = BlockCache(config.capacity_slots // BLOCK_TOKENS)
@@ -73,7 +71,7 @@ class PrefillWorker:
         self._time = time
         self._costs = costs
         self._told = told
-        self._beside_decode = beside_decode
+        self._decode_busy_s = decode_busy_s
         self._stories: dict[int, Story] = {}
         """All that wait or are in."""
         self._inside: dict[int, _Prompt] = {}
@@ -161,22 +159,30 @@ class PrefillWorker:
     def _begin(self) -> None:
         if self._stepping or not self._queue:
             return
-        budget, took_s = self.config.step_budget_tokens, 0.0
+        budget, work_s = self.config.step_budget_tokens, self._costs.prefill_step_s
         chunks: list[tuple[_Prompt, int]] = []
         for prompt in self._queue:
             tokens = min(prompt.left, budget)
             if tokens == prompt.left > PUSH_TAIL_TOKENS and prompt is self._queue[-1]:
                 tokens -= PUSH_TAIL_TOKENS
-            took_s += self._costs.chunk_s(tokens, prompt.story.arrival.prompt_tokens - prompt.left)
+            work_s += self._costs.chunk_s(tokens, prompt.story.arrival.prompt_tokens - prompt.left)
             chunks.append((prompt, tokens))
             budget -= tokens
             if not budget:
                 break
-        if self._beside_decode():
-            took_s *= 1 + self._costs.beside_decode
-        took_s = max(took_s, self._costs.step_s)
+        work_s = max(work_s, self._costs.step_s)
         self._stepping = True
-        self._time.after(took_s, partial(self._end, took_s, chunks))
+        due = partial(self._due, work_s, self._time.now_s, self._decode_busy_s(), chunks)
+        self._time.after(work_s, due)
+
+    def _due(self, work_s: float, began_s: float, busy_before_s: float, chunks: list[tuple[_Prompt, int]]) -> None:
+        """A step of so much work would be through, but for what decode workers on the same machine slowed it."""
+        took_s = self._time.now_s - began_s
+        left_s = work_s - took_s + self._costs.slowed_s(self._decode_busy_s() - busy_before_s)
+        if left_s > _AT_ONCE_S:
+            self._time.after(left_s, partial(self._due, work_s, began_s, busy_before_s, chunks))
+        else:
+            self._end(took_s, chunks)
 
     def _end(self, took_s: float, chunks: list[tuple[_Prompt, int]]) -> None:
         self._stepping = False

@@ -56,6 +56,13 @@ def test_prompts_with_others_behind_them_are_not_cut() -> None:
     assert second.ttft_s == pytest.approx(0.01 + 0.1 + 0.1)
 
 
+def test_a_step_of_prompts_takes_its_fixed_time_for_each_chunk() -> None:
+    costs = replace(COSTS, prefill_step_s=0.05)
+    (short, long) = simulate(replace(SETUP, costs=costs), [Arrival(0.0, 100, 1), Arrival(1.0, 1000, 1)]).stories
+    assert short.ttft_s == pytest.approx(costs.prompt_s(100)) == pytest.approx(0.06)
+    assert long.ttft_s == pytest.approx(costs.prompt_s(1000)) == pytest.approx(0.2)
+
+
 def test_prompts_take_longer_beside_a_decode_worker_of_the_same_machine() -> None:
     shared = replace(SETUP, costs=replace(COSTS, beside_decode=0.5))
     alone, beside = simulate(shared, [Arrival(0.0, 100, 1000), Arrival(1.0, 1000, 2)]).stories

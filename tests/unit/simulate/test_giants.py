@@ -41,8 +41,9 @@ def test_floor_is_what_a_fluid_would_wait(small: float, giant: float) -> None:
     assert fluid_floor_s(small, giant, 3.0, 60.0) == pytest.approx(fluid_wait_s(small, giant, 3.0, 60.0), abs=0.02)
 
 
-def test_giants_that_leave_room_for_the_rest_make_nobody_wait() -> None:
-    setup = Setup(COSTS, rule="oracle", sheds=False, decode=CONFIG, prefill=RouterConfig(100_000))
+@pytest.mark.parametrize("backfills", [False, True])
+def test_giants_that_leave_room_for_the_rest_make_nobody_wait(backfills: bool) -> None:
+    setup = Setup(COSTS, rule="oracle", sheds=False, backfills=backfills, decode=CONFIG, prefill=RouterConfig(100_000))
     small, giants = mixes(setup, small_ones(200, 5.0), 20, every_s=10.0)
     assert (len(small), len(giants)) == (200, 3)
     assert max(grant_waits_s(small)) == 0.0

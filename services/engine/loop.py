@@ -197,8 +197,10 @@ class Engine:
             tell(self._said())
         batch = self._launch()
         self._is_idle = batch is None
+        self._tell_next()
         while self._launched and (batch is None or len(self._launched) > self._depth):
             self._handle(self._launched.popleft())
+            self._tell_next()
         if self._pushes is not None:
             self._pushes.pump()
         self._hear_alone()
@@ -237,9 +239,17 @@ class Engine:
         for chunk in batch.chunks:
             chunk.job.num_computed = chunk.end
         for job in batch.finished_prompts():
-            self.state.finish_prompt(job)
+            if self.state.finish_prompt(job) and self._pushes is not None:
+                self._pushes.leave_slots()
+
+    def _tell_next(self) -> None:
+        """Tell pushes of the step that is the next to end on the device."""
+        if self._pushes is not None and self._launched:
+            self._pushes.computing(self._launched[0].batch, self._launched[0].result.written)
 
     def _handle(self, launched: _Launched) -> None:
+        if self._pushes is not None:
+            self._pushes.pump_until(launched.result.written)
         ids = self._results.handle(launched.batch, launched.result, time.monotonic() - launched.began)
         if self._agreement.count > 1:
             self._drawn = zlib.crc32(np.array(ids, np.int32).tobytes(), self._drawn)

@@ -12,6 +12,7 @@ from services.engine.batch import Batch, Sample, Scored
 from services.engine.models.generic import GenericDecoder
 from services.engine.models.layers import Decoder
 from services.engine.prompt_scoring import ChunkScores, score
+from services.engine.runner import Done
 from services.engine.sampler import Sampled, Sampler
 
 
@@ -21,6 +22,11 @@ class SampledStep:
 
     sampled: Sampled | None
     scores: list[ChunkScores]
+
+    @property
+    def written(self) -> Done:
+        """See StepResult."""
+        return Done()
 
     def token_ids(self) -> list[int]:
         """See StepResult."""

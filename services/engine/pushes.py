@@ -3,11 +3,13 @@
     Place ── KV launched so far ──> gather into free pages ──> KvSender ── all landed, from every rank ──> PushDone
                                                                    └─ any other outcome, of any rank ──> TransferFailed
 
-A page goes to the sender as soon as its gather is launched, and the sender's thread sends it when the device has filled
-it: the loop may wait for a step meanwhile.
+A gather is launched while the step that writes its slots is the next to end on the device (`written`), and runs beside
+the step behind it. Its page goes to the sender at once, whose thread sends it when the device has filled it: the loop
+may wait for a step meanwhile. When pages are short, it gathers while it waits (`pump_until`).
 
 A job may be placed before, during or after its compute, and again after a failure, under the key of the new attempt.
-Its slots are free as soon as it ends, since UCX reads pages only; its Ended waits until those pages are back.
+Its slots are free as soon as it ends, since UCX reads pages only and steps launched later wait for gathers that are not
+done; its Ended waits until those pages are back.
 
 Each rank sends the KV heads that it holds, to those ranks of the peer that hold them too: to its counterpart, to
 several, or to one that others send to as well. How far it is with that is its own; that a push is done or has failed is
@@ -15,22 +17,28 @@ a note that all ranks hear.
 """
 
 import logging
+import select
 import time
 from collections import Counter
-from dataclasses import dataclass
 
 from services.common import ipc
+from services.engine.batch import Batch
 from services.engine.jobs import Job, JobState
 from services.engine.notes import PagesBack, PairLost, PairProven, PushOver
 from services.engine.pairs import Pairs
-from services.engine.runner import Device
+from services.engine.push import Push, Stream
+from services.engine.runner import Copy, Device
 from services.engine.state import EngineState
 from services.engine.transfer.events import PeerLost, PeerProven, Pushed, PushOutcome
 from services.engine.transfer.layout import PageLayout
 from services.engine.transfer.pages import PagePool
 from services.engine.transfer_setup import TransferEnd, pages_a_peer
+from services.engine.written import Part, Written
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 5e-4
+"""How often a step is looked at while pages are short: its results are read so much later at most."""
 
 _FAILURE_KINDS = {
     PushOutcome.DISCARDED: "refused",
@@ -38,42 +46,6 @@ _FAILURE_KINDS = {
     PushOutcome.LOST: "peer_lost",
     PushOutcome.DROPPED: "internal",
 }
-
-
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """What one rank of the peer gets. `next_token` is the first one whose KV has not been gathered."""
-
-    remote: str
-    first_head: int
-    layout: PageLayout
-    next_token: int
-
-
-@dataclass(slots=True, eq=False)
-class _Push:
-    """One Place."""
-
-    job: Job
-    peer_id: str
-    key: ipc.AttemptKey
-    streams: tuple[_Stream, ...]
-    began: float
-    num_pages: int = 0
-    """With the sender and not yet reported."""
-    num_bytes: int = 0
-    told: bool = False
-    """Over as far as this rank knows; all ranks will hear."""
-    num_ranks_done: int = 0
-    total_bytes: int = 0
-    """Of the ranks that are done."""
-    over: bool = False
-    """Done, failed or replaced, on every rank: what is still reported of it is only counted."""
-
-    @property
-    def is_gathered(self) -> bool:
-        """Whether all that this rank has to send has been gathered."""
-        return all(stream.next_token >= len(self.job.tokens) for stream in self.streams)
 
 
 class Pushes:
@@ -93,8 +65,10 @@ class Pushes:
         self._pages_of: Counter[str] = Counter()
         """Pages under way by connection: one that hangs does not take them all."""
         self._layout = PageLayout.of(backend.pool)
-        self._active: dict[int, _Push] = {}  # by job id
-        self._by_key: dict[ipc.AttemptKey, _Push] = {}
+        self._active: dict[int, Push] = {}  # by job id
+        self._by_key: dict[ipc.AttemptKey, Push] = {}
+        self._written = Written()
+        self._is_short = False
         self._computed_at: dict[int, float] = {}  # by job id: when its prompt was done
         self._num_ranks_clear: Counter[int] = Counter()  # by job id, of jobs that have ended
 
@@ -113,10 +87,10 @@ class Pushes:
             return
         self._stop(job)
         streams = tuple(
-            _Stream(each.name, each.first_head, self._layout.of_heads(each.num_heads), command.skip_tokens)
+            Stream(each.name, each.first_head, self._layout.of_heads(each.num_heads), command.skip_tokens)
             for each in self._pairs.remotes(command.peer_id)
         )
-        push = _Push(job, command.peer_id, command.key, streams, time.monotonic())
+        push = Push(job, command.peer_id, command.key, streams, time.monotonic())
         self._active[job.job_id] = self._by_key[command.key] = push
         if not streams:
             self._tell_over(push, PushOutcome.LOST)
@@ -135,8 +109,19 @@ class Pushes:
                 self._end(push)
             elif push.num_pages == 0:
                 self._tell_over(push, None)
+        self._written.forget(job)
         if job.num_pages_moving == 0:
             self._tell(PagesBack(job.job_id))
+        else:
+            self.leave_slots()
+
+    def leave_slots(self) -> None:
+        """Slots that may still be gathered are given back: what writes them next waits, on the device."""
+        self._backend.end_gathers()
+
+    def computing(self, batch: Batch, written: Copy) -> None:
+        """A launched step is the next to end on the device."""
+        self._written.computing(batch, written)
 
     def computed(self, job: Job) -> None:
         """The job's prompt is done; time from here to the last byte is exposed."""
@@ -152,8 +137,16 @@ class Pushes:
                     self._pairs.on_proven(event)
                 case PeerLost():
                     self._pairs.on_lost(event)
+        self._is_short = False
         for push in self._active.values():
             self._advance(push)
+
+    def pump_until(self, step: Copy) -> None:
+        """Gather as pages come back, while the loop would only wait for `step`; returns once no push wants a page."""
+        self.pump()
+        while self._is_short and not step.done():
+            select.select([self._sender.wake_fd], [], [], _LOOK_S)
+            self.pump()
 
     def hear(self, note: PairProven | PairLost | PushOver | PagesBack) -> None:
         """What a rank told."""
@@ -174,26 +167,27 @@ class Pushes:
         self._computed_at.pop(job.job_id, None)
         self._state.say_ended(job)
 
-    def _advance(self, push: _Push) -> None:
+    def _advance(self, push: Push) -> None:
         """Gather whole pages, and the rest of a chunk when nothing more of it can come."""
         if push.told:
             return
         for stream in push.streams:
-            while stream.next_token < push.job.num_computed and self._gather(push, stream):
+            while (part := self._written.after(push.job, stream.next_token)) and self._gather(push, stream, part):
                 pass
+            self._is_short |= part is not None
         if push.num_pages == 0 and push.is_gathered:
             self._tell_over(push, None)  # nothing to send: the peer held it all
 
-    def _gather(self, push: _Push, stream: _Stream) -> bool:
-        """Gather one page; False when there is none: the sender's next report frees one."""
+    def _gather(self, push: Push, stream: Stream, part: Part) -> bool:
+        """Gather one page of `part`; False when there is none: the sender's next report frees one."""
         job, start, layout = push.job, stream.next_token, stream.layout
         page = self._pool.acquire() if self._pages_of[stream.remote] < self._pages_a_peer else None
         if page is None:
             return False
-        n = min(layout.tokens_per_page(self._pool.page_bytes), job.num_computed - start)
+        n = min(layout.tokens_per_page(self._pool.page_bytes), part.end - start)
         assert job.holding is not None
         copy = self._backend.gather(
-            job.holding.slots[start : start + n], layout.view(page.buffer, n), stream.first_head
+            job.holding.slots[start : start + n], layout.view(page.buffer, n), stream.first_head, part.written
         )
         self._sender.push(stream.remote, push.key, start, n, page, n * layout.token_bytes, copy.done)
         stream.next_token += n
@@ -211,7 +205,7 @@ class Pushes:
             self._tell_over(push, event.outcome)
         self._page_is_back(push, event.peer_id)
 
-    def _page_is_back(self, push: _Push, remote: str) -> None:
+    def _page_is_back(self, push: Push, remote: str) -> None:
         push.num_pages -= 1
         self._pages_of[remote] -= 1
         push.job.num_pages_moving -= 1
@@ -223,7 +217,7 @@ class Pushes:
         if push.job.state is JobState.ENDING and push.job.num_pages_moving == 0:
             self._tell(PagesBack(push.job.job_id))
 
-    def _tell_over(self, push: _Push, failure: PushOutcome | None) -> None:
+    def _tell_over(self, push: Push, failure: PushOutcome | None) -> None:
         """All of this rank's part has landed, or some of it never will; the first word stands."""
         if not push.told:
             push.told = True
@@ -242,7 +236,7 @@ class Pushes:
         if push.num_ranks_done == self._ranks:
             self._done(push)
 
-    def _done(self, push: _Push) -> None:
+    def _done(self, push: Push) -> None:
         now = time.monotonic()
         computed_at = self._computed_at.get(push.job.job_id, now)
         exposed = now - max(computed_at, push.began)
@@ -251,7 +245,7 @@ class Pushes:
         self._state.counters.pushes += 1
         self._end(push)
 
-    def _fail(self, push: _Push, outcome: PushOutcome) -> None:
+    def _fail(self, push: Push, outcome: PushOutcome) -> None:
         kind = _FAILURE_KINDS[outcome]
         message = f"KV of {push.key.request_id} to {push.peer_id}: {outcome.value}"
         log.warning("%s", message, extra={"request_id": push.key.request_id})
@@ -266,7 +260,7 @@ class Pushes:
             self._sender.drop(push.key)
             self._end(push)
 
-    def _end(self, push: _Push) -> None:
+    def _end(self, push: Push) -> None:
         push.over = True
         del self._active[push.job.job_id]
         if push.num_pages == 0:

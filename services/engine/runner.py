@@ -16,11 +16,19 @@ from services.engine.prompt_scoring import ChunkScores
 
 
 class Copy(Protocol):
-    """A launched copy between pool and page."""
+    """Something launched that the device will have done: a copy between pool and page, or a step."""
 
     def done(self) -> bool:
-        """Whether the device has finished it: only then may the page go on."""
+        """Whether the device has finished it: only then may a page go on."""
         ...
+
+
+class Done:
+    """A `Copy` of a device that has done everything when a call returns."""
+
+    def done(self) -> bool:
+        """See Copy."""
+        return True
 
 
 class Fetched(Protocol):
@@ -58,15 +66,20 @@ class Device(Protocol):
     pool: Tensor
     """[num_layers, num_slots + 1, 2 * num_kv_heads, head_dim]; heads of K come first, then V."""
 
-    def gather(self, slots: Ints, page: Tensor, first_head: int = 0) -> Copy:
-        """Copy the KV of `slots` [n] into `page` [num_layers, n, 2 * h, head_dim], on the compute stream.
+    def gather(self, slots: Ints, page: Tensor, first_head: int, after: Copy) -> Copy:
+        """Copy the KV of `slots` [n] into `page` [num_layers, n, 2 * h, head_dim], beside the steps.
 
-        The page holds heads [first_head, first_head + h) of the pool.
+        The page holds heads [first_head, first_head + h) of the pool. `after`: a step's `written`, which the copy waits
+        for on the device. Slots that it reads must not be written before `end_gathers`.
         """
         ...
 
+    def end_gathers(self) -> None:
+        """What is launched from here on waits, on the device, for all gathers so far: it may write their slots."""
+        ...
+
     def scatter(self, page: Tensor, slots: Ints, first_head: int = 0) -> Copy:
-        """The reverse of `gather`."""
+        """The reverse of `gather`, on the compute stream: a step launched later finds the KV in `slots`."""
         ...
 
     def host_pages(self, num_pages: int, page_tokens: int) -> HostPages:
@@ -76,6 +89,11 @@ class Device(Protocol):
 
 class StepResult(Protocol):
     """A launched step. Reading waits for the device where launching did not."""
+
+    @property
+    def written(self) -> Copy:
+        """Done once the step's KV is in the pool."""
+        ...
 
     def token_ids(self) -> list[int]:
         """Sampled ids in the order of the batch's samples."""

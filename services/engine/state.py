@@ -97,8 +97,11 @@ class EngineState:
         if stored or evicted:
             self.events.append(CacheChanged(stored, evicted))
 
-    def finish_prompt(self, job: Job) -> None:
-        """The last chunk is launched: hand-over jobs wait for Release, others decode from the next step."""
+    def finish_prompt(self, job: Job) -> bool:
+        """The last chunk is launched: hand-over jobs wait for Release, others decode from the next step.
+
+        Returns whether the job has given back slots, since another prompt's hold the same KV.
+        """
         assert job.holding is not None
         assert job.row is not None
         self.prefilling.remove(job)
@@ -108,10 +111,11 @@ class EngineState:
             self.rows.give_back(job.row)
             job.row = None
             job.state = JobState.HOLDING
-            return
+            return replaced
         if replaced:
             self.rows.write(job.row, cached, job.holding.slots[cached:])
         self.begin_decoding(job, num_sampled=1)
+        return replaced
 
     def begin_decoding(self, job: Job, num_sampled: int) -> None:
         """Split a job's holding among its sequences, which have rows, and let them decode.

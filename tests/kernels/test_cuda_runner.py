@@ -23,6 +23,7 @@ from services.common.request import (
 from services.common.text import Vocabulary
 from services.engine import host_rule, host_setup, load
 from services.engine.backends.cuda import chunks, prefill_graphs, recipe
+from services.engine.backends.cuda.clock import Mark
 from services.engine.backends.cuda.decode_graphs import ladder
 from services.engine.backends.cuda.runner import CudaRunner
 from services.engine.config import ConfigError
@@ -189,12 +190,50 @@ def test_pages_are_gathered_and_scattered(engine: Engines, folder_of: Callable[[
     pool.normal_()
     slots = torch.tensor([9, 2, 30], dtype=torch.int32).numpy()
     page = torch.empty(pool.shape[0], 3, *pool.shape[2:], dtype=pool.dtype, device=pool.device)
-    gathered = runner.backend.gather(slots, page)
+    gathered = runner.backend.gather(slots, page, 0, Mark(runner.backend.device))
     while not gathered.done():
         pass
     assert torch.equal(page, pool[:, [9, 2, 30]])
     runner.backend.scatter(page.flip(1), slots)
     assert torch.equal(pool[:, [30, 2, 9]], page)
+
+
+@torch.inference_mode()
+def test_slots_may_be_written_behind_the_gathers_that_were_ended(
+    engine: Engines, folder_of: Callable[[str], Path]
+) -> None:
+    runner = engine(folder_of("llama"), max_running_requests=1).engine._runner.backend
+    pool = runner.pool.normal_()
+    expected = pool[:, [9, 2, 30]].clone()
+    page = torch.empty_like(expected)
+    _keep_busy(pool.device, cycles=20_000_000)
+    runner.gather(torch.tensor([9, 2, 30], dtype=torch.int32).numpy(), page, 0, Mark(pool.device))
+    runner.end_gathers()
+    pool.zero_()
+    Mark(pool.device).wait()
+    assert torch.equal(page, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: nothing runs beside anything")
+@torch.inference_mode()
+def test_a_gather_does_not_wait_for_the_step_behind_the_one_it_reads(
+    engine: Engines, folder_of: Callable[[str], Path]
+) -> None:
+    runner = engine(folder_of("llama"), max_running_requests=1).engine._runner.backend
+    page = torch.empty_like(runner.pool[:, :3])
+    written = Mark(runner.device)
+    _keep_busy(runner.device, cycles=4_000_000_000)
+    step = Mark(runner.device)
+    gathered = runner.gather(torch.tensor([9, 2, 30], dtype=torch.int32).numpy(), page, 0, written)
+    while not gathered.done():
+        pass
+    assert not step.done()
+
+
+def _keep_busy(device: torch.device, cycles: int) -> None:
+    if device.type == "cuda":
+        torch.cuda._sleep(cycles)
 
 
 def test_a_preempted_sequence_resumes_from_the_host(

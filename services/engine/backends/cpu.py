@@ -18,6 +18,7 @@ from services.engine.batch import Batch
 from services.engine.models.experts import RoutedMlp
 from services.engine.models.layers import Decoder, GatedMlp, Linear
 from services.engine.ranks import Ranks
+from services.engine.runner import Copy, Done
 from services.engine.transfer import layout
 
 
@@ -86,20 +87,20 @@ class CpuBackend:
             ids[:n] = torch.where(ids[:n] < 0, self._next_ids[rows], ids[:n])
         return ids
 
-    def gather(self, slots: Ints, page: Tensor, first_head: int = 0) -> "CpuBackend":
-        """See Backend; done when it returns."""
+    def gather(self, slots: Ints, page: Tensor, first_head: int, after: Copy) -> Done:
+        """See Device."""
+        assert after.done()
         layout.gather(self.pool, torch.from_numpy(slots), page, first_head)
-        return self
+        return Done()
 
-    def scatter(self, page: Tensor, slots: Ints, first_head: int = 0) -> "CpuBackend":
-        """See Backend; done when it returns."""
+    def end_gathers(self) -> None:
+        """See Device."""
+
+    def scatter(self, page: Tensor, slots: Ints, first_head: int = 0) -> Done:
+        """See Device."""
         if len(slots):
             layout.scatter(page, torch.from_numpy(slots), self.pool, first_head)
-        return self
-
-    def done(self) -> bool:
-        """See Copy."""
-        return True
+        return Done()
 
     def host_pages(self, num_pages: int, page_tokens: int) -> CpuHostPages:
         """See Device."""

@@ -54,16 +54,21 @@ class Mark:
 class SideStream:
     """Copies beside the compute stream, in the order of the calls."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, is_urgent: bool = False) -> None:
+        """`is_urgent`: its kernels get multiprocessors as they fall free, before those of the compute stream do."""
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device, -1 if is_urgent else 0) if device.type == "cuda" else None
+
+    def launch(self, work: Callable[[], object], after: Mark) -> Mark:
+        """Launch `work` once the device has passed `after`; returns its own mark."""
+        with torch.cuda.stream(self._stream):
+            after.hold()
+            work()
+            return Mark(self._device, self._stream)
 
     def copy(self, source: Tensor, target: Tensor, after: Mark) -> Mark:
         """Copy once the device has passed `after`; returns the copy's own mark. Host memory must be pinned."""
-        with torch.cuda.stream(self._stream):
-            after.hold()
-            target.copy_(source, non_blocking=True)
-            return Mark(self._device, self._stream)
+        return self.launch(lambda: target.copy_(source, non_blocking=True), after)
 
 
 def pinned_bytes(num_bytes: int, device: torch.device) -> Tensor:

@@ -50,7 +50,8 @@ class DeviceResult:
     """Ids of the samples that end prompts."""
     host_ids: HostIds
     wanted: list[Logprobs]
-    mark: Mark
+    written: Mark
+    """Behind the copies of the ids, too."""
     waiting: Waiting
     scores: list[ChunkScores]
     _ids: list[int] = field(default_factory=list)
@@ -60,7 +61,7 @@ class DeviceResult:
         """Sampled ids in the order of the batch's samples; waits for the step."""
         if not self._read:
             began = time.perf_counter()
-            self.mark.wait()
+            self.written.wait()
             self.waiting.seconds += time.perf_counter() - began
             if self.decoded is not None:
                 self._ids = self.decoded[: self.num_decoded].tolist()

@@ -3,8 +3,9 @@
     host      pack rows, lengths, table writes, chunks, draws ─ send ─ launch ─ read the results of the step before
     device    ... the step before ...     copy ─ table ─ decode graph ─ draws ─ prefill ─ draws ─ ids to the host
 
-Sampled ids stay on the device as the rows' next inputs; their copy to the host is read one step late. Everything is
-launched on one stream, so slots and rows may be used again as soon as the host has given them back.
+Sampled ids stay on the device as the rows' next inputs; their copy to the host is read one step late. Everything but
+gathers into transfer pages is launched on one stream, so slots and rows may be used again as soon as the host has given
+them back; a gather runs beside the next step, and `end_gathers` is for slots that are given back under it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kernels.layout import Heads as KernelHeads
 from kernels.layout import Rope
 from kernels.prefill_attention import PrefillTuning
 from services.engine.arrays import Ints
-from services.engine.backends.cuda.clock import Mark, download, upload
+from services.engine.backends.cuda.clock import Mark, SideStream, download, upload
 from services.engine.backends.cuda.decode_graphs import DecodeGraphs
 from services.engine.backends.cuda.eager_steps import EagerDecode, EagerPrefill, EagerStep
 from services.engine.backends.cuda.host_pages import PinnedPages
@@ -42,6 +43,7 @@ from services.engine.models.layers import Decoder
 from services.engine.prompt_scoring import ChunkScores, score
 from services.engine.ranks import Ranks
 from services.engine.rows import Rows
+from services.engine.runner import Copy
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +81,8 @@ class CudaRunner:
         self._ranks = ranks
         self._vocab = decoder.vocab_size
         self._row_draws = RowDraws(self._max_rows, self._vocab, self.device)
+        self._gathers = SideStream(self.device, is_urgent=True)
+        self._last_gather = Mark(self.device)
         self._prefill: PrefillGraphs | EagerPrefill
         self._graphs: DecodeGraphs | EagerDecode
         if isinstance(decoder, GenericDecoder):
@@ -122,10 +126,18 @@ class CudaRunner:
         """See Runner."""
         self._table.give_ids(rows, ids)
 
-    def gather(self, slots: Ints, page: Tensor, first_head: int = 0) -> Mark:
+    def gather(self, slots: Ints, page: Tensor, first_head: int, after: Copy) -> Mark:
         """See Device."""
-        pages.gather_page(self.pool, upload(torch.from_numpy(slots), self.device), page, first_head)
-        return Mark(self.device)
+        assert isinstance(after, Mark)
+        index = torch.from_numpy(slots)
+        self._last_gather = self._gathers.launch(
+            lambda: pages.gather_page(self.pool, upload(index, self.device), page, first_head), after
+        )
+        return self._last_gather
+
+    def end_gathers(self) -> None:
+        """See Device."""
+        self._last_gather.hold()
 
     def scatter(self, page: Tensor, slots: Ints, first_head: int = 0) -> Mark:
         """See Device."""

@@ -2,7 +2,8 @@
 
     SLUICE_SCHEMAS=200 make test ARGS=tests/integration/test_structured_output.py
 
-samples as many schemas in each of the tests that do so, which takes minutes; a few take seconds.
+samples as many schemas over the hand-over, after preemptions and after decode workers are killed, which takes minutes;
+without it, a few over the hand-over.
 """
 
 import asyncio
@@ -24,13 +25,14 @@ from tests.integration.cluster import Cluster, Process
 
 OPTIONS = ["--dtype", "float32", "--reservation-lease-s", "5"]
 ASK = [{"role": "user", "content": "Describe a person."}]
-NUM_SCHEMAS = int(os.environ.get("SLUICE_SCHEMAS", "6"))
+WANTED = os.environ.get("SLUICE_SCHEMAS")
+NUM_SCHEMAS = int(WANTED or "6")
 SCHEMAS_A_KILL = 25
 AT_ONCE = 8
 """So many calls of two choices each."""
-TIMEOUT_S = 120 + 6 * NUM_SCHEMAS
+TIMEOUT_S = 300 + 6 * NUM_SCHEMAS
 TIGHT = [
-    "--kv-pool-tokens", "480", "--max-context-tokens", "300", "--prior-output-tokens", "1", "--no-prefix-cache",
+    "--kv-pool-tokens", "640", "--max-context-tokens", "300", "--prior-output-tokens", "1", "--no-prefix-cache",
 ]  # fmt: skip
 """A pool into which more is let in than there is room for."""
 LONG = r"([a-f]{8},){40}end"
@@ -58,7 +60,7 @@ async def chat(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
 
 def client_of(cluster: Cluster) -> httpx.AsyncClient:
     model = httpx.get(f"{cluster.url}/v1/models").json()["data"][0]["id"]
-    return httpx.AsyncClient(base_url=cluster.url, timeout=120, headers={"x-model": model})
+    return httpx.AsyncClient(base_url=cluster.url, timeout=TIMEOUT_S, headers={"x-model": model})
 
 
 async def sample(cluster: Cluster, seeds: Iterable[int]) -> list[Sample]:
@@ -77,11 +79,11 @@ async def sample(cluster: Cluster, seeds: Iterable[int]) -> list[Sample]:
 
 
 def decoding(cluster: Cluster) -> Process:
-    """A decode worker that has several sequences to run; waits until one has."""
+    """A decode worker that has sequences to run; waits until one has."""
     deadline = time.monotonic() + 60
     while True:
         for worker in cluster.workers("decode"):
-            if worker.value("sluice_router_running_requests") > 1:
+            if worker.value("sluice_router_running_requests") > 0:
                 return worker
         assert time.monotonic() < deadline, "nobody decodes"
         time.sleep(0.02)
@@ -105,6 +107,7 @@ async def test_sampled_json_is_valid_across_the_hand_over(cluster: Cluster) -> N
     assert_valid(await sample(cluster, range(NUM_SCHEMAS)))
 
 
+@pytest.mark.skipif(WANTED is None, reason="SLUICE_SCHEMAS says how many")
 @pytest.mark.timeout(TIMEOUT_S)
 async def test_sampled_json_is_valid_after_preemptions(model_dir: Path, tmp_path: Path) -> None:
     with Cluster(model_dir, tmp_path, worker_options=[*OPTIONS, *TIGHT]) as small:
@@ -125,6 +128,7 @@ async def test_a_grammar_that_engines_refuse_is_the_clients_error(
     assert why in error["message"]
 
 
+@pytest.mark.skipif(WANTED is None, reason="SLUICE_SCHEMAS says how many")
 @pytest.mark.timeout(TIMEOUT_S)
 async def test_sampled_json_is_valid_when_its_decode_worker_is_killed(cluster: Cluster) -> None:
     for first in range(0, NUM_SCHEMAS, SCHEMAS_A_KILL):
@@ -141,8 +145,8 @@ async def test_output_stays_valid_when_its_decode_worker_is_killed(cluster: Clus
         running = [
             asyncio.create_task(chat(client, guided_regex=LONG, seed=seed, max_tokens=2000)) for seed in range(4)
         ]
-        await asyncio.sleep(3)  # well into decoding: an answer has hundreds of tokens
-        await asyncio.to_thread(cluster.processes["decode-0"].kill)
+        victim = await asyncio.to_thread(decoding, cluster)  # an answer has hundreds of tokens
+        await asyncio.to_thread(victim.kill)
         answers = await asyncio.gather(*running)
     texts = [answer.json()["choices"][0]["message"]["content"] for answer in answers]
     assert all(re.fullmatch(LONG, text) for text in texts), texts

@@ -101,6 +101,31 @@ def test_autoscaler_owns_the_replicas() -> None:
     }  # fmt: skip
 
 
+def test_role_gives_of_a_block_only_what_differs() -> None:
+    shared = {"rdma": {"resource": "rdma/a"}, "nodeSelector": {"pool": "a"}, "rollout": {"maxSurge": 2}}
+    of_decode = {
+        "gpu": {"count": 2}, "rdma": {"enabled": True}, "nodeSelector": {"zone": "z"}, "rollout": {"maxUnavailable": 1},
+        "resources": {"limits": {"memory": "8Gi"}}, "autoscaling": {"enabled": True, "maxReplicas": 3},
+        "prefixCache": False,
+    }  # fmt: skip
+    objects = render({"worker": shared, "decode": of_decode})
+    worker, deployment = container(objects, "sluice-decode"), named(objects, "Deployment", "sluice-decode")["spec"]
+    assert worker["resources"] == {
+        "requests": {"cpu": "4", "memory": "32Gi", "nvidia.com/gpu": "2", "rdma/a": "1"},
+        "limits": {"memory": "8Gi", "nvidia.com/gpu": "2", "rdma/a": "1"},
+    }
+    assert worker["command"] == ["python", "-m", "services.cli.rdma_gid", "sluice"]
+    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 2, "maxUnavailable": 1}
+    assert deployment["template"]["spec"]["nodeSelector"] == {"zone": "z"}
+    scaler = named(objects, "HorizontalPodAutoscaler", "sluice-decode")["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (1, 3)
+    assert scaler["metrics"][0]["pods"]["target"]["averageValue"] == "800m"
+    data = {role: named(objects, "ConfigMap", f"sluice-{role}")["data"] for role in ("prefill", "decode")}
+    assert {role: found["SLUICE_PREFIX_CACHE"] for role, found in data.items()} == {
+        "prefill": "true", "decode": "false",
+    }  # fmt: skip
+
+
 def test_rdma_pod_gets_its_device_and_may_pin_memory_and_finds_its_gid() -> None:
     worker = container(render(preset("2p4d-rdma")), "sluice-prefill")
     assert worker["resources"]["limits"]["rdma/hca_shared_devices_a"] == "1"

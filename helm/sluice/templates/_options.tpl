@@ -1,13 +1,29 @@
 {{/* From values to the options of processes. */}}
 
-{{/* The values of one component as YAML: those of `worker` with each key that the role has of its own. dict ctx component */}}
+{{/* The values of one component as YAML: those of `worker` with what the role has of its own above them. dict ctx component */}}
 {{- define "sluice.values" -}}
-{{- $out := dict -}}
 {{- if eq .component "pd-master" -}}
-{{- $out = .ctx.Values.pdMaster -}}
+{{- toYaml .ctx.Values.pdMaster -}}
 {{- else -}}
-{{- range $key, $value := .ctx.Values.worker }}{{ $_ := set $out $key $value }}{{ end -}}
-{{- range $key, $value := index .ctx.Values .component }}{{ $_ := set $out $key $value }}{{ end -}}
+{{- $out := deepCopy .ctx.Values.worker -}}
+{{- range $key, $value := index .ctx.Values .component -}}
+{{- if has $key (list "gpu" "rdma" "rollout" "resources" "podDisruptionBudget" "autoscaling" "keda") -}}
+{{- $value = include "sluice.overlay" (dict "below" (get $out $key) "above" $value) | fromYaml -}}
+{{- end -}}
+{{- $_ := set $out $key $value -}}
+{{- end -}}
+{{- toYaml $out -}}
+{{- end -}}
+{{- end }}
+
+{{/* Two maps as one, key by key, as YAML: dict below above */}}
+{{- define "sluice.overlay" -}}
+{{- $out := deepCopy .below -}}
+{{- range $key, $value := .above -}}
+{{- if and (kindIs "map" $value) (kindIs "map" (get $out $key)) -}}
+{{- $value = include "sluice.overlay" (dict "below" (get $out $key) "above" $value) | fromYaml -}}
+{{- end -}}
+{{- $_ := set $out $key $value -}}
 {{- end -}}
 {{- toYaml $out -}}
 {{- end }}

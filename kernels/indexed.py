@@ -11,7 +11,8 @@ from kernels.launch import dependent, expect_shape, release_next, wait_for_previ
 _BLOCK = 256
 
 
-@triton.jit
+# Not compiled anew for one, or for a multiple of 16, of them: steps have any number, at any address.
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["source_ptr", "index_ptr", "out_ptr"])
 def _indexed(source_ptr, index_ptr, out_ptr, n, GATHER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Grid `(cdiv(n, BLOCK),)`; offsets are 64-bit."""
     wait_for_previous(PDL)

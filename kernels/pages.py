@@ -17,7 +17,8 @@ DEFAULT_PROGRAMS = 16
 _ROWS = 32
 
 
-@triton.jit
+# Not compiled anew for one, or for a multiple of 16, of them: pages hold any number of tokens.
+@triton.jit(do_not_specialize=["n", "num_rows"], do_not_specialize_on_alignment=["slots_ptr"])
 def _copy_pages(kv_ptr, page_ptr, slots_ptr, n, num_rows, width, layer_stride, slot_stride, half_stride, layer_step,
                 ROWS: tl.constexpr, BLOCK: tl.constexpr, TO_PAGE: tl.constexpr):  # fmt: skip
     """Grid `(programs,)`. A row is K or V of one token in one layer, `width` elements; offsets are 64-bit."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
 from services.common import ipc
 from services.common.prompt_logprobs import PromptScores
@@ -325,3 +326,30 @@ def test_rows_under_a_grammar_keep_to_it_and_others_are_not_touched(engine: Engi
     assert set(text) <= set("xyz")
     assert driver.tokens[free.job_id, 0] == reference_greedy(folder, (8, 9), TOKENS)
     driver.check()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_CARD, reason="needs a CUDA device: an interpreter compiles nothing")
+def test_no_kernel_is_compiled_once_the_engine_is_ready(
+    monkeypatch: pytest.MonkeyPatch, engine: Engines, folder_of: Callable[[str], Path]
+) -> None:
+    """Every way of sampling, any number of requests at once, KV to the host and back: all streams would wait for it."""
+    monkeypatch.setattr(host_rule, "_SPEEDS", {"cuda": host_rule._Speeds(1e12, 0.0, 1.0)})
+    monkeypatch.setattr(host_setup, "PAGE_TOKENS", 4)
+    driver = engine(folder_of("llama"), num_kv_tokens=200, host_cache_gib=1e-3, max_running_requests=24)
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **about: compiled.append(str(about["fn"].name))
+    )
+    ways = (
+        SamplingParams(temperature=0.0), SamplingParams(seed=1), SamplingParams(top_k=5, top_p=0.9, min_p=0.1, seed=2),
+        SamplingParams(repetition_penalty=1.2, seed=3), SamplingParams(num_logprobs=2, num_prompt_logprobs=1, seed=4),
+    )  # fmt: skip
+    for num_requests in (1, 2, 16, 23):
+        driver.run(
+            *(
+                driver.admit(prompt_of(3 + i, seed=num_requests + i), 9, sampling=ways[i % len(ways)])
+                for i in range(num_requests)
+            )
+        )
+    assert compiled == []

@@ -11,6 +11,7 @@ them back; a gather runs beside the next step, and `end_gathers` is for slots th
 from __future__ import annotations
 
 import logging
+import time
 from functools import partial
 
 import numpy as np
@@ -36,6 +37,7 @@ from services.engine.backends.cuda.row_draws import RowDraws
 from services.engine.backends.cuda.sampler import Draws, Logprobs, launch_draws, stage_draws
 from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
+from services.engine.backends.cuda.warm_up import warm_pages, warm_sampling, warm_table
 from services.engine.backends.interface import Heads
 from services.engine.batch import Batch
 from services.engine.models.generic import GenericDecoder
@@ -89,6 +91,8 @@ class CudaRunner:
             self._open_eager(decoder)
         else:
             self._capture(decoder)
+        if self.device.type == "cuda":  # an interpreter has nothing to compile
+            self._warm_up()
 
     @property
     def backend(self) -> CudaRunner:
@@ -180,6 +184,14 @@ class CudaRunner:
         self._graphs = DecodeGraphs(
             decoder, self._heads, self._rope, self.pool, self._table, self._rows, self._lens, recipe_of, sums
         )
+
+    def _warm_up(self) -> None:
+        began = time.monotonic()
+        warm_table(self._table, self._staging)
+        warm_sampling(self._vocab, self._graphs.logits.dtype, self._staging, self.device)
+        warm_pages(self.pool, self._table.padding_slot)
+        torch.cuda.synchronize(self.device)
+        log.info("kernels of sampling and of pages: %.1f s", time.monotonic() - began)
 
     def _stage_no_rows(self) -> Tensor:
         nothing = np.empty(0, np.int32)

@@ -1,0 +1,78 @@
+"""What no graph holds, run once before the first request.
+
+A kernel is compiled, or its code loaded, where it is first launched: 50 ms to a second, in which every stream of the
+engine would stand still.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.pages import gather_page, scatter_page
+from services.common import ipc
+from services.common.request import LengthPenalty, PromptPenalty, SamplingParams
+from services.engine.backends.cuda.clock import download
+from services.engine.backends.cuda.sampler import launch_draws, stage_draws
+from services.engine.backends.cuda.slot_table import DeviceTable
+from services.engine.backends.cuda.staging import Staging
+from services.engine.batch import Sample, Scored
+from services.engine.jobs import Job, JobState, Sequence
+from services.engine.masks import apply_bits
+from services.engine.prompt_scoring import score
+
+_PENALIZED = SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1)
+_WAYS = (
+    SamplingParams(top_k=4, top_p=0.9, min_p=0.1),
+    _PENALIZED,
+    msgspec.structs.replace(_PENALIZED, prompt_penalty=PromptPenalty.ALL),
+    SamplingParams(length_penalty=LengthPenalty(0, 1.1), logit_bias={0: 1.0}, allowed_token_ids=(0, 1, 2)),
+    SamplingParams(temperature=0.0, num_logprobs=2, bad_sequences=((0,), (1, 0))),
+)
+"""Among them whatever launches something of its own."""
+_NUM_TOKENS = 4
+
+
+def warm_sampling(vocab_size: int, dtype: torch.dtype, staging: Staging, device: torch.device) -> None:
+    """Draw from logits of zeros `[n, vocab_size]` of the model's dtype in all ways, and score a prompt."""
+    logits = torch.zeros(len(_WAYS), vocab_size, dtype=dtype, device=device)
+    staging.begin()
+    samples = [Sample(_sequence(sampling), row, position=1) for row, sampling in enumerate(_WAYS)]
+    draws = stage_draws(samples, 0, vocab_size, staging, device)
+    staging.send()
+    assert draws is not None
+    launch_draws(draws, logits, torch.empty(len(_WAYS), dtype=torch.int32, device=device))
+    apply_bits(logits.float(), torch.zeros(len(_WAYS), -(-vocab_size // 32), dtype=torch.int32, device=device))
+    scored = Scored(samples[0].sequence.job, 1, slice(0, 2), np.zeros(2, np.int32), num_top=2)
+    score(scored, logits[:2], lambda rows: rows, vocab_size, download)
+
+
+def warm_pages(pool: Tensor, padding_slot: int) -> None:
+    """Copy the padding slot to a page and back."""
+    page = torch.empty(pool.shape[0], 1, *pool.shape[2:], dtype=pool.dtype, device=pool.device)
+    slots = torch.full((1,), padding_slot, dtype=torch.int32, device=pool.device)
+    gather_page(pool, slots, page)
+    scatter_page(page, slots, pool)
+
+
+def warm_table(table: DeviceTable, staging: Staging) -> None:
+    """Write what padding reads, as it is."""
+    table.give_ids([table.padding_row], [0])
+    staging.begin()
+    writes = table.stage([], staging)
+    staging.send()
+    for write in writes:
+        write()
+
+
+def _sequence(sampling: SamplingParams) -> Sequence:
+    """Of a job that nobody asked for."""
+    stop = ipc.EngineStop(max_new_tokens=_NUM_TOKENS, min_new_tokens=_NUM_TOKENS, stop_token_ids=(0,))
+    job = Job(
+        job_id=0, key=ipc.AttemptKey("", 0), arrival=0.0, tokens=np.zeros(_NUM_TOKENS, np.int32),
+        num_prompt_tokens=_NUM_TOKENS - 1, state=JobState.PREFILLING, holding=None, cached_tokens=0, sampling=sampling,
+        stop=stop,
+    )  # fmt: skip
+    return Sequence(job, choice=0, outputs=[0])

@@ -1,0 +1,26 @@
+"""What is run before the first request, so that no request waits for a kernel."""
+
+from __future__ import annotations
+
+import torch
+
+from services.engine.backends.cuda.slot_table import DeviceTable
+from services.engine.backends.cuda.staging import Staging
+from services.engine.backends.cuda.warm_up import warm_pages, warm_sampling, warm_table
+from services.engine.rows import Rows
+
+VOCAB = 96
+
+
+def test_it_changes_nothing_that_is_read(device: torch.device) -> None:
+    staging = Staging(4096, device)
+    table = DeviceTable(Rows(2, 8, padding_slot=5), 5, device)
+    pool = torch.randn(2, 6, 4, 8, device=device)
+    before, entries = pool.clone(), table.table.clone()
+    warm_table(table, staging)
+    warm_sampling(VOCAB, torch.bfloat16, staging, device)
+    warm_pages(pool, padding_slot=5)
+    assert torch.equal(pool, before)
+    assert torch.equal(table.table, entries)
+    assert not table.next_ids.any()
+    assert table.stage([], staging) == [], "the next step writes nothing of it"

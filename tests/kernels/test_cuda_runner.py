@@ -336,7 +336,9 @@ def test_no_kernel_is_compiled_once_the_engine_is_ready(
     """Every way of sampling, any number of requests at once, KV to the host and back: all streams would wait for it."""
     monkeypatch.setattr(host_rule, "_SPEEDS", {"cuda": host_rule._Speeds(1e12, 0.0, 1.0)})
     monkeypatch.setattr(host_setup, "PAGE_TOKENS", 4)
-    driver = engine(folder_of("llama"), num_kv_tokens=200, host_cache_gib=1e-3, max_running_requests=24)
+    driver = engine(
+        folder_of("llama"), num_kv_tokens=200, host_cache_gib=1e-3, max_running_requests=24, dtype="bfloat16"
+    )
     compiled: list[str] = []
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_post_compile_hook", lambda **about: compiled.append(str(about["fn"].name))

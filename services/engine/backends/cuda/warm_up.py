@@ -36,13 +36,16 @@ _NUM_TOKENS = 4
 
 
 def warm_sampling(vocab_size: int, dtype: torch.dtype, staging: Staging, device: torch.device) -> None:
-    """Draw from logits of zeros `[n, vocab_size]` of the model's dtype in all ways, and score a prompt."""
+    """Draw from logits of zeros `[n, vocab_size]` of `dtype` in all ways, and score a prompt."""
     logits = torch.zeros(len(_WAYS), vocab_size, dtype=dtype, device=device)
     staging.begin()
-    samples = [Sample(_sequence(sampling), row, position=1) for row, sampling in enumerate(_WAYS)]
+    # The first has no edits and is drawn from the logits themselves.
+    samples = [Sample(_sequence(way, _NUM_TOKENS * (row > 0)), row, position=1) for row, way in enumerate(_WAYS)]
     draws = stage_draws(samples, 0, vocab_size, staging, device)
     staging.send()
     assert draws is not None
+    assert draws.direct is not None
+    assert draws.edited is not None
     launch_draws(draws, logits, torch.empty(len(_WAYS), dtype=torch.int32, device=device))
     apply_bits(logits.float(), torch.zeros(len(_WAYS), -(-vocab_size // 32), dtype=torch.int32, device=device))
     scored = Scored(samples[0].sequence.job, 1, slice(0, 2), np.zeros(2, np.int32), num_top=2)
@@ -67,9 +70,9 @@ def warm_table(table: DeviceTable, staging: Staging) -> None:
         write()
 
 
-def _sequence(sampling: SamplingParams) -> Sequence:
+def _sequence(sampling: SamplingParams, min_new_tokens: int) -> Sequence:
     """Of a job that nobody asked for."""
-    stop = ipc.EngineStop(max_new_tokens=_NUM_TOKENS, min_new_tokens=_NUM_TOKENS, stop_token_ids=(0,))
+    stop = ipc.EngineStop(max_new_tokens=_NUM_TOKENS, min_new_tokens=min_new_tokens, stop_token_ids=(0,))
     job = Job(
         job_id=0, key=ipc.AttemptKey("", 0), arrival=0.0, tokens=np.zeros(_NUM_TOKENS, np.int32),
         num_prompt_tokens=_NUM_TOKENS - 1, state=JobState.PREFILLING, holding=None, cached_tokens=0, sampling=sampling,

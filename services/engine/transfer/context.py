@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from services.engine.transfer.config import TransferConfig
-from services.engine.transfer.mailbox import Mailbox
+from services.engine.transfer.mailbox import Outbox
 from services.engine.transfer.pages import PagePool
 from services.engine.transfer.stats import Meters
 
@@ -18,6 +18,6 @@ class Context(Generic[E]):
 
     config: TransferConfig
     pool: PagePool
-    events: Mailbox[E]
+    events: Outbox[E]
     now: Callable[[], float]
     meters: Meters = field(default_factory=Meters)

@@ -1,4 +1,4 @@
-"""A queue from one thread to another that a poller can watch."""
+"""Queues from one thread to another that a poller can watch."""
 
 import os
 import threading
@@ -17,10 +17,10 @@ class Mailbox(Generic[T]):
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._signalled = False
 
-    def put(self, item: T) -> None:
-        """Add an item; one system call at most, and none when the fd is readable already."""
+    def put(self, *items: T) -> None:
+        """Add items; one system call at most, and none when the fd is readable already."""
         with self._lock:
-            self._items.append(item)
+            self._items.extend(items)
             self._signal()
 
     def wake(self) -> None:
@@ -51,3 +51,25 @@ class Mailbox(Generic[T]):
 
     def __del__(self) -> None:
         os.close(self._fd)
+
+
+class Outbox(Generic[T]):
+    """What one thread has for a mailbox, handed over in one go.
+
+    A reader that woke for the first of several items would take the interpreter from the thread that makes the others,
+    and each time the two change places costs both tens of us.
+    """
+
+    def __init__(self, mailbox: Mailbox[T]) -> None:
+        self._mailbox = mailbox
+        self._items: list[T] = []
+
+    def put(self, item: T) -> None:
+        """Add an item, for the next `deliver`."""
+        self._items.append(item)
+
+    def deliver(self) -> None:
+        """Put all that was added since the last call into the mailbox."""
+        if self._items:
+            items, self._items = self._items, []
+            self._mailbox.put(*items)

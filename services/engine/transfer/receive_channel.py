@@ -158,7 +158,7 @@ class ReceiveChannel:
         if inbound.page is not None and (inbound.is_proof or fate is not Fate.LANDED):
             inbound.page.release()
         assert self.channel.peer_channel is not None
-        self.channel.say(Control(Kind.ANSWER, self.channel.peer_channel, inbound.seq, inbound.key, fate=fate), now)
+        self.channel.say(Control(Kind.ANSWER, self.channel.peer_channel, inbound.seq, fate=fate), now)
 
     def _fate(self, inbound: Inbound) -> Fate:
         if inbound.page is None or not self._admission.wants(inbound):

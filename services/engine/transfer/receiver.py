@@ -12,7 +12,7 @@ from services.engine.transfer.directory import Directory
 from services.engine.transfer.events import Received, ReceiverEvent
 from services.engine.transfer.fabric import Fabric
 from services.engine.transfer.link import Link
-from services.engine.transfer.mailbox import Mailbox
+from services.engine.transfer.mailbox import Mailbox, Outbox
 from services.engine.transfer.pages import PagePool
 from services.engine.transfer.receive_channel import ReceiveChannel
 from services.engine.transfer.stats import TransferStats
@@ -32,7 +32,7 @@ class KvReceiver:
         fabric = Fabric(config.ucx_options, self._commands.fileno(), pool.memory.bind_thread)
         self.port = fabric.listen(config.listen_port)
         """Where senders connect; on every interface."""
-        self._context = Context(config, pool, self._events, time.monotonic)
+        self._context = Context(config, pool, Outbox(self._events), time.monotonic)
         self._side = _ReceiverSide(self._context, fabric)
         self._thread = TransferThread(
             fabric, self._side, self._commands, pace_of(config, pool.memory), pool.memory.bind_thread, self._events.wake
@@ -81,7 +81,8 @@ class KvReceiver:
         return True
 
     def _on_page_released(self) -> None:
-        self._events.wake()  # an idle loop says how many pages are in use when that changes
+        if self._thread.is_current:
+            self._events.wake()  # an idle loop says how many pages are in use when that changes
         if self._side.admission.is_waiting:
             self._commands.put(self._side.admission.serve)
 
@@ -109,6 +110,9 @@ class _ReceiverSide:
     @property
     def is_waiting(self) -> bool:
         return False
+
+    def tell(self) -> None:
+        self._context.events.deliver()
 
     def tick(self, now: float) -> None:
         self._channels.tick(now)

@@ -13,7 +13,7 @@ from services.engine.transfer.context import Context
 from services.engine.transfer.directory import Directory
 from services.engine.transfer.events import LostReason, PeerAddress, PeerLost, PushOutcome, SenderEvent
 from services.engine.transfer.fabric import Fabric
-from services.engine.transfer.mailbox import Mailbox
+from services.engine.transfer.mailbox import Mailbox, Outbox
 from services.engine.transfer.outbound import Outbound
 from services.engine.transfer.pages import Page, PagePool
 from services.engine.transfer.proof import TestPage
@@ -33,7 +33,7 @@ class KvSender:
         self._events: Mailbox[SenderEvent] = Mailbox()
         self._commands: Mailbox[Callable[[], None]] = Mailbox()
         fabric = Fabric(config.ucx_options, self._commands.fileno(), pool.memory.bind_thread)
-        self._context = Context(config, pool, self._events, time.monotonic)
+        self._context = Context(config, pool, Outbox(self._events), time.monotonic)
         self._side = _SenderSide(self._context, fabric)
         self._thread = TransferThread(
             fabric, self._side, self._commands, pace_of(config, pool.memory), pool.memory.bind_thread, self._events.wake
@@ -120,6 +120,9 @@ class _SenderSide:
     @property
     def is_waiting(self) -> bool:
         return bool(self._filling)
+
+    def tell(self) -> None:
+        self._context.events.deliver()
 
     def tick(self, now: float) -> None:
         self._channels.tick(now)

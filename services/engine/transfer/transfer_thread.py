@@ -61,6 +61,10 @@ class Side(Protocol):
         """Say goodbye to every peer and close its link."""
         ...
 
+    def tell(self) -> None:
+        """Hand what has come about to the loop."""
+        ...
+
 
 class TransferThread:
     """Runs one side on one fabric until `stop`. Made, started and stopped by the engine's loop thread."""
@@ -89,6 +93,11 @@ class TransferThread:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the thread that asks."""
+        return threading.current_thread() is self._thread
 
     def check(self) -> None:
         """Raise TransferError when the thread died: its traceback is in the log, and the engine must not go on."""
@@ -127,7 +136,9 @@ class TransferThread:
             if now >= next_tick:
                 self._side.tick(now)
                 next_tick = now + _TICK_S
-            if self._side.turn() or commands:
+            moved = self._side.turn()
+            self._side.tell()
+            if moved or commands:
                 moved_at = now
                 if self._pace.hot_s and not self._fabric.is_idle:
                     self._fabric.heat()
@@ -136,7 +147,7 @@ class TransferThread:
 
     def _pause(self, idle_s: float, tick_in_s: float) -> None:
         """Nothing has happened for `idle_s`."""
-        if self._fabric.is_hot and idle_s < self._pace.hot_s:
+        if idle_s < self._pace.hot_s:
             time.sleep(_NAP_S)
         elif self._side.is_waiting:
             time.sleep(_LOOK_S)
@@ -150,6 +161,7 @@ class TransferThread:
         while not self._fabric.is_idle and time.monotonic() < deadline:
             self._fabric.turn()
         self._fabric.close()
+        self._side.tell()
 
 
 def fine_sleeps() -> None:

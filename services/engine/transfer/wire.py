@@ -3,7 +3,8 @@
 Each side numbers its own channels; a message carries the *receiver's* number, so that after a reconnect nothing of the
 old connection can be taken for the new one's. Payload `seq` of a channel travels under its own UCX tag; everything
 about it travels in control messages, in any order relative to the payload. Several control messages to one peer share a
-frame: a frame costs both sides a send and a receive of UCX, whatever is in it.
+frame: a frame costs both sides a send and a receive of UCX, whatever is in it. Most messages only name a payload and
+are short; those that describe one are long.
 
 Any change here raises TRANSFER_PROTOCOL. Magic and protocol stay the first six bytes of a hello for ever.
 """
@@ -17,19 +18,20 @@ from typing import NamedTuple
 from services.common.ipc import AttemptKey
 from services.engine.transfer.heads import HeadRange
 
-TRANSFER_PROTOCOL = 3
+TRANSFER_PROTOCOL = 4
 
 _MAGIC = b"SLKV"
 _HELLO = struct.Struct("<4sH H I I Q I I I 64s 64s 64s 32s")
 HELLO_BYTES = _HELLO.size
 
-_CONTROL = struct.Struct("<B B H I I I 16s I I Q I f")
-CONTROL_BYTES = _CONTROL.size
+_SHORT = struct.Struct("<B B I I f")
+_LONG = struct.Struct("<B B I I I 16s I I Q I")
+LONG_BYTES = _LONG.size
 
-FRAME_MESSAGES = 8
+FRAME_MESSAGES = 16
 """Control messages in a frame at most: a busy thread says several at once, and it is still a short message for UCX."""
-FRAME_BYTES = 1 + FRAME_MESSAGES * CONTROL_BYTES
-"""Of the largest frame; one of fewer messages is shorter."""
+FRAME_BYTES = 1 + FRAME_MESSAGES * LONG_BYTES
+"""Of the largest frame; one of fewer or short messages is shorter."""
 
 _CHANNEL_BITS, _SEQ_BITS = 24, 32
 MAX_CHANNEL = (1 << _CHANNEL_BITS) - 1
@@ -128,12 +130,14 @@ class Hello(NamedTuple):
 
 _KINDS = {kind.value: kind for kind in Kind}
 """A dictionary finds a member several times faster than the enum does."""
+_FATES = {fate.value: fate for fate in Fate}
+_DESCRIBING = frozenset({Kind.ANNOUNCE, Kind.PROOF})
 NO_ATTEMPT = AttemptKey("0" * 32, 0)
-"""In messages that are about no attempt."""
+"""In messages that describe no payload."""
 
 
 class Control(NamedTuple):
-    """One control message; fields a kind does not use are zero."""
+    """One control message. `key` to `checksum` are for ANNOUNCE and PROOF only, `fate` and `rate` for the others."""
 
     kind: Kind
     channel: int
@@ -142,38 +146,52 @@ class Control(NamedTuple):
     token_start: int = 0
     num_tokens: int = 0
     num_bytes: int = 0
-    fate: Fate = Fate.LANDED
     checksum: int | None = None
+    fate: Fate = Fate.LANDED
     rate: float = 0.0
 
     def pack(self) -> bytes:
-        """CONTROL_BYTES bytes. Raises ValueError when the request id is not 128 bits in hexadecimal."""
-        return _CONTROL.pack(
-            self.kind, self.fate, self.checksum is not None, self.channel, self.seq, self.key.attempt,
-            request_bytes(self.key.request_id), self.token_start, self.num_tokens, self.num_bytes,
-            self.checksum or 0, self.rate,
+        """At most LONG_BYTES. Raises ValueError when the request id is not 128 bits in hexadecimal."""
+        if self.kind not in _DESCRIBING:
+            return _SHORT.pack(self.kind, self.fate, self.channel, self.seq, self.rate)
+        return _LONG.pack(
+            self.kind, self.checksum is not None, self.channel, self.seq, self.key.attempt,
+            request_bytes(self.key.request_id), self.token_start, self.num_tokens, self.num_bytes, self.checksum or 0,
         )  # fmt: skip
 
-    @classmethod
-    def unpack(cls, raw: bytes) -> "Control":
-        """Raises ValueError when the kind or fate is unknown."""
-        kind, fate, has_checksum, channel, seq, attempt, request, start, tokens, size, crc, rate = _CONTROL.unpack(raw)
-        key = AttemptKey(request.hex(), attempt)
-        checksum = crc if has_checksum else None
-        return cls(_KINDS.get(kind) or Kind(kind), channel, seq, key, start, tokens, size, Fate(fate), checksum, rate)
+
+def _read(raw: bytes, at: int) -> tuple[Control, int]:
+    """The message that begins at `at`, and where it ends."""
+    kind = _KINDS.get(raw[at])
+    if kind is None:
+        raise ValueError(f"{raw[at]} is no kind of message")
+    if kind not in _DESCRIBING:
+        _, fate, channel, seq, rate = _SHORT.unpack_from(raw, at)
+        if fate not in _FATES:
+            raise ValueError(f"{fate} is no fate of a payload")
+        return Control(kind, channel, seq, fate=_FATES[fate], rate=rate), at + _SHORT.size
+    _, has_checksum, channel, seq, attempt, request, start, tokens, size, crc = _LONG.unpack_from(raw, at)
+    key, checksum = AttemptKey(request.hex(), attempt), crc if has_checksum else None
+    return Control(kind, channel, seq, key, start, tokens, size, checksum), at + LONG_BYTES
 
 
 def pack_frame(messages: Sequence[Control]) -> bytes:
     """1 to FRAME_MESSAGES messages, after a byte that says how many."""
-    return bytes((len(messages),)) + b"".join(message.pack() for message in messages)
+    return bytes((len(messages),)) + b"".join([message.pack() for message in messages])
 
 
 def unpack_frame(raw: bytes) -> list[Control]:
     """The messages of a frame, which may be longer than they are. Raises ValueError when it is none."""
-    if not 0 < raw[0] <= FRAME_MESSAGES or len(raw) < 1 + raw[0] * CONTROL_BYTES:
-        raise ValueError(f"a frame of {len(raw)} bytes cannot hold {raw[0]} messages")
-    ends = range(1 + CONTROL_BYTES, 2 + raw[0] * CONTROL_BYTES, CONTROL_BYTES)
-    return [Control.unpack(raw[end - CONTROL_BYTES : end]) for end in ends]
+    if not 0 < raw[0] <= FRAME_MESSAGES:
+        raise ValueError(f"a frame has 1 to {FRAME_MESSAGES} messages, not {raw[0]}")
+    messages, at = [], 1
+    try:
+        for _ in range(raw[0]):
+            message, at = _read(raw, at)
+            messages.append(message)
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"a frame of {len(raw)} bytes cannot hold {raw[0]} messages") from error
+    return messages
 
 
 def request_bytes(request_id: str) -> bytes:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from services.common.ipc import AttemptKey
 from services.engine.transfer.events import LostReason, PeerLost
 from services.engine.transfer.wire import Control, Kind
-from tests.engine.transfer.world import KEYS, NUM_PAGES, World
+from tests.engine.transfer.world import KEYS, NUM_PAGES, World, told_by
 
 
 @pytest.fixture
@@ -83,14 +83,14 @@ def test_the_end_of_an_old_connection_leaves_the_new_one_alone(world: World) -> 
 def test_a_receiver_ends_a_connection_that_breaks_the_protocol(world: World, message: Control) -> None:
     channel = next(iter(world.receiver.channels))
     channel.on_control(message, world.clock)
-    lost = [event for event in world.receiver.context.events.drain() if isinstance(event, PeerLost)]
+    lost = [event for event in told_by(world.receiver) if isinstance(event, PeerLost)]
     assert [event.reason for event in lost] == [LostReason.PROTOCOL]
     world.end()
 
 
 def test_a_sender_ends_a_connection_that_answers_what_was_not_sent(world: World) -> None:
     next(iter(world.sender.channels)).on_control(Control(Kind.ANSWER, 0, 77), world.clock)
-    lost = [event for event in world.sender.context.events.drain() if isinstance(event, PeerLost)]
+    lost = [event for event in told_by(world.sender) if isinstance(event, PeerLost)]
     assert [event.reason for event in lost] == [LostReason.PROTOCOL]
     world.end()
 

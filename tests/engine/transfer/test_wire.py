@@ -11,7 +11,6 @@ from services.engine.transfer.handshake import client_hello, judge_hello, refusa
 from services.engine.transfer.heads import HeadRange
 from services.engine.transfer.lanes import Lane, fastest_lane
 from services.engine.transfer.wire import (
-    CONTROL_BYTES,
     CONTROL_TAG_MASK,
     FRAME_BYTES,
     FRAME_MESSAGES,
@@ -31,44 +30,41 @@ from services.engine.transfer.wire import (
 words = st.integers(0, 2**32 - 1)
 
 
-@given(
-    st.builds(
-        Control,
-        kind=st.sampled_from(Kind),
-        channel=st.integers(0, MAX_CHANNEL),
-        seq=words,
-        key=st.builds(AttemptKey, request_id=st.binary(min_size=16, max_size=16).map(bytes.hex), attempt=words),
-        token_start=words,
-        num_tokens=words,
-        num_bytes=st.integers(0, 2**63),
-        fate=st.sampled_from(Fate),
-        checksum=st.none() | words,
-        rate=st.floats(0, 2**20, width=32),
-    )
-)
-def test_a_control_message_survives_its_bytes(message: Control) -> None:
-    raw = message.pack()
-    assert len(raw) == CONTROL_BYTES
-    assert Control.unpack(raw) == message
+channels, ids = st.integers(0, MAX_CHANNEL), st.binary(min_size=16, max_size=16).map(bytes.hex)
+describing = st.tuples(
+    st.sampled_from([Kind.ANNOUNCE, Kind.PROOF]), channels, words, st.builds(AttemptKey, ids, words),
+    words, words, st.integers(0, 2**63), st.none() | words,
+).map(lambda fields: Control(*fields))  # fmt: skip
+others = st.tuples(
+    st.sampled_from([Kind.SENT, Kind.ANSWER, Kind.PROVEN, Kind.PING, Kind.BYE]), channels, words,
+    st.sampled_from(Fate), st.floats(0, 2**20, width=32),
+).map(lambda fields: Control(*fields[:3], fate=fields[3], rate=fields[4]))  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [1, 2, FRAME_MESSAGES])
-def test_a_frame_holds_its_messages_in_order_whatever_lies_behind_them(count: int) -> None:
-    messages = [Control(Kind.SENT, 7, seq) for seq in range(count)]
+@given(st.lists(describing | others, min_size=1, max_size=FRAME_MESSAGES))
+def test_a_frame_holds_its_messages_in_order_whatever_lies_behind_them(messages: list[Control]) -> None:
     raw = pack_frame(messages)
     assert len(raw) <= FRAME_BYTES
+    assert unpack_frame(raw) == messages
     assert unpack_frame(raw.ljust(FRAME_BYTES, b"\xff")) == messages
 
 
-@pytest.mark.parametrize("raw", [bytes(FRAME_BYTES), b"\x09" * FRAME_BYTES, b"\x02" + bytes(CONTROL_BYTES)])
+ONE = pack_frame([Control(Kind.ANNOUNCE, 7)])
+
+
+@pytest.mark.parametrize(
+    "raw", [bytes(FRAME_BYTES), bytes([FRAME_MESSAGES + 1]) + bytes(FRAME_BYTES), b"\x02" + ONE[1:], ONE[:-1]]
+)
 def test_bytes_that_are_no_frame_are_an_error(raw: bytes) -> None:
     with pytest.raises(ValueError, match="frame"):
         unpack_frame(raw)
 
 
-def test_an_unknown_kind_is_an_error() -> None:
-    with pytest.raises(ValueError, match="Kind"):
-        Control.unpack(bytes([250]) + bytes(CONTROL_BYTES - 1))
+def test_an_unknown_kind_or_fate_is_an_error() -> None:
+    with pytest.raises(ValueError, match="kind"):
+        unpack_frame(b"\x01\xfa" + bytes(FRAME_BYTES))
+    with pytest.raises(ValueError, match="fate"):
+        unpack_frame(bytes([1, Kind.ANSWER, 250]) + bytes(FRAME_BYTES))
 
 
 @pytest.mark.parametrize("request_id", ["", "ab", "zz" * 16, "ab" * 17])

@@ -10,7 +10,7 @@ from services.engine.transfer.admission import Admission
 from services.engine.transfer.context import Context
 from services.engine.transfer.directory import Directory
 from services.engine.transfer.events import LostReason, PeerAddress, Pushed, PushOutcome, Received
-from services.engine.transfer.mailbox import Mailbox
+from services.engine.transfer.mailbox import Mailbox, Outbox
 from services.engine.transfer.outbound import Outbound
 from services.engine.transfer.page_memory import HostMemory, pattern
 from services.engine.transfer.pages import PagePool
@@ -28,7 +28,8 @@ ADDRESS = PeerAddress("decode", "host", 1, "d-1", GROUP)
 class SendSide:
     def __init__(self, now: Callable[[], float]) -> None:
         self.pool = PagePool(HostMemory(), NUM_PAGES, PAGE_BYTES)
-        self.context: Context[Any] = Context(config("prefill", "p-1", depth=1), self.pool, Mailbox(), now)
+        self.events: Mailbox[Any] = Mailbox()
+        self.context = Context(config("prefill", "p-1", depth=1), self.pool, Outbox(self.events), now)
         self.channels: Directory[SendChannel] = Directory()
         self.test_page = TestPage(self.pool.memory.fill, self.pool.memory.checksum, self.pool.scratch)
 
@@ -41,7 +42,8 @@ class SendSide:
 class ReceiveSide:
     def __init__(self, now: Callable[[], float]) -> None:
         self.pool = PagePool(HostMemory(), NUM_PAGES, PAGE_BYTES)
-        self.context: Context[Any] = Context(config("decode", "d-1", credit=2), self.pool, Mailbox(), now)
+        self.events: Mailbox[Any] = Mailbox()
+        self.context = Context(config("decode", "d-1", credit=2), self.pool, Outbox(self.events), now)
         self.admission = Admission(self.pool, early_grace_s=1.0, tombstone_s=20.0, now=now)
         self.channels: Directory[ReceiveChannel] = Directory()
 
@@ -54,6 +56,12 @@ class ReceiveSide:
         for channel in self.channels:
             if channel is not newcomer and channel.hello:
                 channel.replace()
+
+
+def told_by(side: SendSide | ReceiveSide) -> list[Any]:
+    """What the side has had for its loop since the last time."""
+    side.context.events.deliver()
+    return side.events.drain()
 
 
 class World:
@@ -100,13 +108,13 @@ class World:
 
     def poll(self) -> None:
         """Take both sides' events; what is given out must be what was pushed under its number, once."""
-        for event in self.receiver.context.events.drain():
+        for event in told_by(self.receiver):
             if isinstance(event, Received):
                 assert bytes(event.page.buffer) == pattern(PAGE_BYTES, event.token_start).tobytes()
                 assert event.token_start not in self.given_out
                 self.given_out.add(event.token_start)
                 self.held.append(event)
-        for event in self.sender.context.events.drain():
+        for event in told_by(self.sender):
             if isinstance(event, Pushed):
                 self.ended[event.token_start] += 1
                 if event.outcome is PushOutcome.LANDED:

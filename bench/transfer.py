@@ -23,6 +23,9 @@ from pathlib import Path
 
 from bench.transfer_pair import MIB, Case, Pair, PairOptions
 
+HOST_TOTAL_MIB, DEVICE_TOTAL_MIB = 256, 4096
+"""Of a round: in one that is over after a few messages, its first and its last are most of the time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -58,6 +61,7 @@ def run(options: argparse.Namespace) -> list[Figure]:
     depth = max(options.depth)
     given = {"spin_s": (options.spin_us, 1e6), "hot_s": (options.hot_ms, 1e3)}
     pace = {name: value / scale for name, (value, scale) in given.items() if value is not None}
+    total_mib = options.total_mib or (HOST_TOTAL_MIB if options.device == "cpu" else DEVICE_TOTAL_MIB)
     settings = PairOptions(
         options.device, options.peer_device or options.device, num_pages=4 * depth, credit=3 * depth,
         page_bytes=int(max(options.mib) * MIB), pace=pace,
@@ -69,9 +73,7 @@ def run(options: argparse.Namespace) -> list[Figure]:
     for depth in options.depth:
         proven = pair.connect(depth)
         for mib in options.mib:
-            figures.append(
-                measure(pair, Case(mib, depth, max(2 * depth, int(options.total_mib / mib))), options.rounds)
-            )
+            figures.append(measure(pair, Case(mib, depth, max(2 * depth, int(total_mib / mib))), options.rounds))
             print(figures[-1].line(), flush=True)
     print(f"lane {proven.lane}, its proof moved {proven.gb_per_s:.2f} GB/s")
     pair.close()
@@ -86,7 +88,10 @@ def main() -> None:
     parser.add_argument("--mib", type=float, nargs="+", default=[1, 4, 16, 64], help="message sizes")
     parser.add_argument("--depth", type=int, nargs="+", default=[1, 4, 8], help="messages in flight")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--total-mib", type=float, default=256, help="bytes of one round of one case")
+    parser.add_argument(
+        "--total-mib", type=float,
+        help=f"bytes of one round of one case; default: {HOST_TOTAL_MIB}, from device pages {DEVICE_TOTAL_MIB}",
+    )  # fmt: skip
     parser.add_argument("--spin-us", type=float, help="TransferConfig.spin_s of both sides")
     parser.add_argument("--hot-ms", type=float, help="TransferConfig.hot_s of both sides")
     parser.add_argument("--json", type=Path, help="write the figures here too")

@@ -4,11 +4,15 @@ Inside a JSON string nearly every token may come, and a few are ruled out one by
 those are kept, and the row is filled around them, which is many times faster than ruling out the rest one by one.
 """
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from services.engine.masks import Masks
+from services.engine.matcher import Matcher
 
 _FEW = 8
 """A row of which less than this fraction is allowed is filled around what is."""
@@ -51,3 +55,12 @@ def cpu_masks(bits: Tensor, rows: list[int], vocab_size: int) -> CpuMasks:
         torch.from_numpy(sparse),
         torch.from_numpy(sparse[places] * vocab_size + ids),
     )
+
+
+def begin_cpu_masks(matchers: list[Matcher | None], vocab_size: int) -> Future[CpuMasks] | None:
+    """Of logits whose rows have these matchers, in order; None where none has one."""
+    found = {row: matcher for row, matcher in enumerate(matchers) if matcher is not None}
+    if not found:
+        return None
+    masks = Masks(found, len(matchers), vocab_size, torch.device("cpu"))
+    return masks.then(lambda bits: cpu_masks(bits, list(found), vocab_size))

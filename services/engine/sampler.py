@@ -1,5 +1,6 @@
 """From logits to token ids: one argmax for plain greedy rows; the rest pay for what they ask for, and only they."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -7,8 +8,8 @@ from torch import Tensor
 
 from services.common.request import TokenLogprob
 from services.engine.batch import Sample
+from services.engine.cpu_masks import CpuMasks, begin_cpu_masks
 from services.engine.drawing import draw
-from services.engine.masks import Masks, masks_of
 from services.engine.noise import noise_key
 from services.engine.sampling_rules import SequenceRules, note_drawn, rules_of
 
@@ -48,7 +49,7 @@ class SamplingPlan:
     rules: list[SequenceRules]
     special: list[int]
     """Samples that are more than the argmax of the raw logits."""
-    masks: Masks | None
+    masks: Future[CpuMasks] | None
     """By place in `special`; being made."""
 
     @property
@@ -72,7 +73,7 @@ class Sampler:
             for i, (rule, sample) in enumerate(zip(rules, samples, strict=True))
             if not (rule.always_plain or rule.is_plain(sample.position))
         ]
-        masks = masks_of([rules[i].matcher for i in special], self._vocab_size, self._device)
+        masks = begin_cpu_masks([rules[i].matcher for i in special], self._vocab_size)
         return SamplingPlan(samples, rules, special, masks)
 
     def sample(self, logits: Tensor, plan: SamplingPlan) -> Sampled:
@@ -102,7 +103,7 @@ class Sampler:
             if rule.edits(position):
                 rule.edit(logits[row], position)
         if plan.masks is not None:
-            plan.masks.apply(logits)
+            plan.masks.result().apply(logits)
         random = [row for row, (rule, _) in enumerate(rules) if rule.params.temperature > 0]
         keys = [noise_key(rules[r][0].params.seed, rules[r][0].choice, rules[r][1]) for r in random]
         params = [rules[r][0].params for r in random]

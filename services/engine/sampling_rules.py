@@ -46,17 +46,18 @@ class SequenceRules:
 
     def is_plain(self, position: int) -> bool:
         """Whether the token at this output position is the argmax of the raw logits and nothing else is asked for."""
-        return self.params.temperature == 0 and self.params.num_logprobs is None and not self.edits(position)
+        more = self.params.temperature != 0 or self.params.num_logprobs is not None or self.matcher is not None
+        return not more and not self.edits(position)
 
     def edits(self, position: int) -> bool:
-        """Whether `edit`, or the mask of a grammar, would change anything."""
-        asked = self._penalties or self._bad or self.matcher
+        """Whether `edit` would change anything."""
+        asked = self._penalties or self._bad
         masks = len(self._bias_ids) or len(self._allowed) or self._masks_stops(position)
         return bool(asked or masks or self._lengthens(position))
 
     def edit(self, logits: Tensor, position: int) -> None:
-        """Apply penalties, bias and masks to logits [vocab_size], float32, in place. Grammars mask all rows together
-        afterwards: `masks`."""
+        """Apply penalties, bias and masks to logits [vocab_size], float32, in place. A grammar's
+        mask is put on afterwards, with those of other rows."""
         if self._penalties is not None:
             self._penalties.apply(logits)
         if len(self._bias_ids):

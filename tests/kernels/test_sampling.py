@@ -11,6 +11,7 @@ import torch
 
 from kernels import reference
 from kernels.argmax import ArgmaxScratch, argmax
+from kernels.masks import rule_out
 from kernels.sampling import SamplingRows, sample
 from services.common.request import SamplingParams
 from services.engine.drawing import draw as draw_on_cpu
@@ -143,3 +144,17 @@ def test_likely_tokens_that_share_a_lane_are_all_kept(device: torch.device) -> N
     logits = torch.zeros(8, 12_300, device=device)
     logits[:, [5, 4101, 8197]] = torch.tensor([20.0, 20.5, 20.2], device=device)
     assert set(draw(logits, rows_of(8, device, top_k=3)).tolist()) == {5, 4101, 8197}
+
+
+@pytest.mark.parametrize("vocab", [64, 2211])
+def test_what_has_no_bit_is_ruled_out_of_its_row_alone(device: torch.device, dtype: torch.dtype, vocab: int) -> None:
+    logits = torch.randn(4, vocab, device=device).to(dtype)
+    num_words = -(-vocab // 32)
+    words = torch.randint(-(2**31), 2**31 - 1, (2, num_words), device=device, dtype=torch.int64).to(torch.int32)
+    bits = np.unpackbits(words.cpu().numpy().view(np.uint8), axis=1, count=vocab, bitorder="little").astype(bool)
+    expected = logits.clone()
+    for row, allowed in zip((3, 1), bits, strict=True):
+        expected[row, ~torch.from_numpy(allowed).to(device)] = -torch.inf
+    rule_out(logits, torch.tensor([3, 1], dtype=torch.int32, device=device), words)
+    assert torch.equal(logits, expected)
+    assert logits[[0, 2]].isfinite().all()

@@ -1,7 +1,7 @@
 """How decode rows are sampled, as arrays by request row: a step over hundreds of rows packs them without a loop.
 
-A row's parameters are read once, when a sequence is first seen in it. Only rows whose logits may have to be edited, or
-whose log-probabilities are asked for, are looked at one by one.
+A row's parameters are read once, when a sequence is first seen in it. Only rows with a grammar, rows whose logits may
+have to be edited, and those whose log-probabilities are asked for, are looked at one by one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from services.engine.arrays import Ints
-from services.engine.backends.cuda.sampler import FIELDS, Draws, edited_draws, fields_of, pack_rows
+from services.engine.backends.cuda.sampler import FIELDS, Draw, Draws, fields_of, pack_rows, packed_draws
 from services.engine.backends.cuda.staging import Staging
 from services.engine.batch import Batch
 from services.engine.jobs import Sequence
@@ -21,11 +21,13 @@ from services.engine.sampling_rules import SequenceRules, rules_of
 
 
 class _Kind(IntEnum):
-    """PLAIN: the argmax, which the decode graph has found; DIRECT: drawn from the logits; SPECIAL: ask its rules."""
+    """PLAIN: the argmax, which the decode graph has found; DIRECT: drawn from the logits; GUIDED: likewise, under a
+    grammar; SPECIAL: ask its rules."""
 
     PLAIN = 0
     DIRECT = 1
-    SPECIAL = 2
+    GUIDED = 2
+    SPECIAL = 3
 
 
 class RowDraws:
@@ -51,30 +53,38 @@ class RowDraws:
         kinds = self._kinds[rows]
         if not kinds.any():
             return None
-        edits: list[tuple[SequenceRules, int, int]] = []
+        edits: list[Draw] = []
         for i in np.flatnonzero(kinds == _Kind.SPECIAL).tolist():
-            rules, position = rules_of(batch.sequences[i], self._vocab, self._device), int(batch.output_positions[i])
-            if rules.edits(position) or rules.params.num_logprobs is not None:
-                edits.append((rules, position, i))
+            draw = self._draw(batch, i)
+            if draw.rules.edits(draw.position) or draw.rules.params.num_logprobs is not None:
+                edits.append(draw)
             else:
-                kinds[i] = _Kind.PLAIN if rules.params.temperature == 0 else _Kind.DIRECT
-        direct = np.flatnonzero(kinds == _Kind.DIRECT).astype(np.int32)
+                kinds[i] = _kind(draw.rules)
+        guided = [self._draw(batch, i) for i in np.flatnonzero(kinds == _Kind.GUIDED).tolist()]
+        direct = np.flatnonzero((kinds == _Kind.DIRECT) | (kinds == _Kind.GUIDED)).astype(np.int32)
         drawn = None
         if len(direct):
             keys = noise_keys(self._keys[rows[direct]], batch.output_positions[direct].astype(np.uint64))
             drawn = pack_rows(self._fields[:, rows[direct]], keys, direct, direct, staging)
-        return edited_draws(edits, [i for *_, i in edits], drawn, 0, staging, self._vocab, self._device)
+        return packed_draws(drawn, guided, edits, 0, staging, self._vocab, self._device)
+
+    def _draw(self, batch: Batch, i: int) -> Draw:
+        rules = rules_of(batch.sequences[i], self._vocab, self._device)
+        return Draw(rules, int(batch.output_positions[i]), i, i)
 
     def _learn(self, row: int, sequence: Sequence) -> None:
         rules = rules_of(sequence, self._vocab, self._device)
-        if rules.always_plain:
-            kind = _Kind.PLAIN
-        elif rules.may_edit or rules.params.num_logprobs is not None:
-            kind = _Kind.SPECIAL
-        else:
-            kind = _Kind.DIRECT
+        special = rules.may_edit or rules.params.num_logprobs is not None
+        kind = _Kind.SPECIAL if special else _kind(rules)
         self._seen[row], self._kinds[row] = sequence, kind
         if kind is _Kind.PLAIN:
             return
         self._fields[:, row] = fields_of([rules.params])[:, 0]
         self._keys[row] = rules.sequence_key
+
+
+def _kind(rules: SequenceRules) -> _Kind:
+    """Of a row whose logits are not edited."""
+    if rules.matcher is not None:
+        return _Kind.GUIDED
+    return _Kind.PLAIN if rules.params.temperature == 0 else _Kind.DIRECT

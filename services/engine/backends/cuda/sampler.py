@@ -1,12 +1,14 @@
 """Sampling on the device. Plain greedy decode rows cost nothing here: the decode graph has their argmax.
 
-Rows with a temperature are drawn by one kernel straight from the logits. Rows that edit their logits (penalties, bias,
-masks) or want log-probabilities are copied to float32 first. Nothing waits for the device.
+Rows with a temperature or a grammar are drawn by one kernel straight from the logits, in which what grammars do not
+allow has been ruled out. Rows that edit their logits (penalties, bias) or want log-probabilities are copied to float32
+first. Nothing waits for the device.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +18,9 @@ from kernels.sampling import SamplingRows, sample
 from services.common.request import SamplingParams, TokenLogprob
 from services.engine.arrays import Ints
 from services.engine.backends.cuda.clock import download
+from services.engine.backends.cuda.row_masks import RowMasks, stage_masks
 from services.engine.backends.cuda.staging import Staging
 from services.engine.batch import Sample
-from services.engine.masks import Masks, masks_of
 from services.engine.noise import Keys, noise_keys
 from services.engine.sampling_rules import SequenceRules, note_drawn, rules_of
 
@@ -42,19 +44,32 @@ class Logprobs:
         }
 
 
+class Draw(NamedTuple):
+    """One token to draw."""
+
+    rules: SequenceRules
+    position: int
+    """Among the sequence's outputs."""
+    source: int
+    """Row of the logits."""
+    output: int
+
+
 @dataclass(frozen=True, slots=True)
 class Draws:
     """What one set of logits is sampled by, packed: `direct` from the logits, `edited` from copies of their rows."""
 
     direct: SamplingRows | None
+    direct_masks: RowMasks | None
     edited: SamplingRows | None
+    edited_masks: RowMasks | None
     edited_rows: Tensor | None
-    edits: list[tuple[SequenceRules, int, int]]
-    """Rules, output position and output index of each edited row."""
+    edits: list[Draw]
+    """Of each edited row."""
+    guided: list[Draw]
+    """Drawn directly, under grammars."""
     first: int
     """The batch's sample that output 0 belongs to."""
-    masks: Masks | None
-    """Of the edited rows; being made."""
 
 
 FIELDS = 4
@@ -68,38 +83,46 @@ def stage_draws(samples: list[Sample], first: int, vocab: int, staging: Staging,
     """
     if not samples:
         return None
-    direct: list[tuple[SequenceRules, int, int]] = []
-    edits: list[tuple[SequenceRules, int, int]] = []
+    direct: list[Draw] = []
+    edits: list[Draw] = []
     for i, one in enumerate(samples):
         rules = rules_of(one.sequence, vocab, device)
         edited = rules.edits(one.position) or rules.params.num_logprobs is not None
-        (edits if edited else direct).append((rules, one.position, i))
-    sources = [one.logits_row - first for one in samples]
+        (edits if edited else direct).append(Draw(rules, one.position, one.logits_row - first, i))
     drawn = None
     if direct:
-        targets = np.array([i for *_, i in direct], np.int32)
-        fields = fields_of([rules.params for rules, *_ in direct])
-        drawn = pack_rows(fields, _keys_of(direct), np.array(sources, np.int32)[targets], targets, staging)
-    return edited_draws(edits, [sources[i] for *_, i in edits], drawn, first, staging, vocab, device)
+        sources, targets = (
+            np.array(each, np.int32) for each in zip(*((d.source, d.output) for d in direct), strict=True)
+        )
+        drawn = pack_rows(
+            fields_of([each.rules.params for each in direct]), _keys_of(direct), sources, targets, staging
+        )
+    return packed_draws(drawn, [each for each in direct if each.rules.matcher], edits, first, staging, vocab, device)
 
 
-def edited_draws(
-    edits: list[tuple[SequenceRules, int, int]], sources: list[int], direct: SamplingRows | None, first: int,
-    staging: Staging, vocab: int, device: torch.device,
+def packed_draws(
+    direct: SamplingRows | None, guided: list[Draw], edits: list[Draw], first: int, staging: Staging, vocab: int,
+    device: torch.device,
 ) -> Draws | None:  # fmt: skip
-    """Pack the rows of logits to copy and edit: `(rules, output position, output)`, each copied from its row in
-    `sources`; return them beside `direct`, or None where there is nothing to draw."""
-    if not edits:
-        return None if direct is None else Draws(direct, None, None, [], first, None)
-    outputs = np.array([i for *_, i in edits], np.int32)
-    each = np.arange(len(edits), dtype=np.int32)
+    """Pack, beside `direct`, the masks of those of them that are `guided` by grammars, and the rows of logits to copy
+    and edit. None where there is nothing to draw."""
+    if direct is None and not edits:
+        return None
+    edited, rows = None, None
+    if edits:
+        outputs = np.array([each.output for each in edits], np.int32)
+        copies = np.arange(len(edits), dtype=np.int32)
+        edited = pack_rows(fields_of([each.rules.params for each in edits]), _keys_of(edits), copies, outputs, staging)
+        rows = staging.put(np.array([each.source for each in edits], np.int32))
     return Draws(
         direct=direct,
-        edited=pack_rows(fields_of([rules.params for rules, *_ in edits]), _keys_of(edits), each, outputs, staging),
-        edited_rows=staging.put(np.array(sources, np.int32)),
+        direct_masks=stage_masks([(each.source, each.rules.matcher) for each in guided], vocab, staging, device),
+        edited=edited,
+        edited_masks=stage_masks([(i, each.rules.matcher) for i, each in enumerate(edits)], vocab, staging, device),
+        edited_rows=rows,
         edits=edits,
+        guided=guided,
         first=first,
-        masks=masks_of([rules.matcher for rules, *_ in edits], vocab, device),
     )
 
 
@@ -111,10 +134,10 @@ def fields_of(params: list[SamplingParams]) -> Ints:
     return fields
 
 
-def _keys_of(draws: list[tuple[SequenceRules, int, int]]) -> Keys:
+def _keys_of(draws: list[Draw]) -> Keys:
     return noise_keys(
-        np.array([rules.sequence_key for rules, *_ in draws], np.uint64),
-        np.array([position for _, position, _ in draws], np.uint64),
+        np.array([each.rules.sequence_key for each in draws], np.uint64),
+        np.array([each.position for each in draws], np.uint64),
     )
 
 
@@ -134,28 +157,33 @@ def pack_rows(fields: Ints, keys: Keys, sources: Ints, targets: Ints, staging: S
 
 
 def launch_draws(draws: Draws, logits: Tensor, out: Tensor) -> Logprobs | None:
-    """Sample from `logits [n, vocab]` into `out`, int32; return the log-probabilities that were asked for."""
+    """Sample from `logits [n, vocab]`, which may change, into `out`, int32; return the log-probabilities that were
+    asked for."""
+    # Copied first: choices of one prompt share a row, though then all of them are edited, or all have the same mask.
+    raw = None if draws.edited_rows is None else logits.index_select(0, draws.edited_rows).float()
     if draws.direct is not None:
+        if draws.direct_masks is not None:
+            draws.direct_masks.apply(logits)
         sample(logits, draws.direct, out)
-    if draws.edited is None:
-        return None
-    assert draws.edited_rows is not None
-    raw = logits.index_select(0, draws.edited_rows).float()
-    edited = raw
-    if any(rules.edits(position) for rules, position, _ in draws.edits):
-        wants_raw = any(rules.params.num_logprobs is not None for rules, _, _ in draws.edits)
-        edited = raw.clone() if wants_raw else raw
-        for row, (rules, position, _) in zip(edited, draws.edits, strict=True):
-            rules.edit(row, position)
-        if draws.masks is not None:
-            draws.masks.apply(edited)
+    if raw is not None:
+        _sample_edited(raw, draws, out)
+    note_drawn([(each.rules, each.output) for each in (*draws.guided, *draws.edits)], out)
+    return None if raw is None else _logprobs(raw, draws, out)
+
+
+def _sample_edited(raw: Tensor, draws: Draws, out: Tensor) -> None:
+    assert draws.edited is not None
+    wants_raw = any(each.rules.params.num_logprobs is not None for each in draws.edits)
+    edited = raw.clone() if wants_raw else raw
+    for row, each in zip(edited, draws.edits, strict=True):
+        each.rules.edit(row, each.position)
+    if draws.edited_masks is not None:
+        draws.edited_masks.apply(edited)
     sample(edited, draws.edited, out)
-    note_drawn([(rules, i) for rules, _, i in draws.edits], out)
-    return _logprobs(raw, draws, out)
 
 
 def _logprobs(raw: Tensor, draws: Draws, out: Tensor) -> Logprobs | None:
-    asked = [(j, i, rules.params.num_logprobs) for j, (rules, _, i) in enumerate(draws.edits)]
+    asked = [(i, each.output, each.rules.params.num_logprobs) for i, each in enumerate(draws.edits)]
     wanted = [(j, i, num) for j, i, num in asked if num is not None]
     if not wanted:
         return None

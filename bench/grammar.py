@@ -5,9 +5,9 @@
 
 `--random` takes random weights of the Llama-3.1-8B shape, all 128,256 logits of it, with the model's tokenizer.
 Rounds alternate between rows that are free and rows held to a JSON schema, with equal prompts and sampling, so that
-whatever else the machine does falls on both. A step's time is the time from one step's results to the next's, over
-steps that only decode all rows. Of a round the fastest tenth counts, which other load on the machine disturbs least;
-then medians over rounds.
+whatever else the machine does falls on both. A round's time is the mean from one step's results to the next's, over
+steps that only decode all rows: results that come early after late ones must not count as fast steps. Then medians over
+rounds.
 """
 
 import argparse
@@ -61,7 +61,7 @@ class Rows:
         self._options = options
 
     def step_s(self, grammar: GrammarSpec | None) -> float:
-        """Time of a step that decodes all rows, in seconds: the first decile."""
+        """Time of a step that decodes all rows, in seconds: the mean."""
         options = self._options
         first = self._next_job + 1
         self._next_job += options.rows
@@ -81,7 +81,7 @@ class Rows:
             if self._engine.only_waits:
                 time.sleep(1e-3)  # for the grammar, which a thread compiles
             events = self._engine.turn([])
-        return statistics.quantiles(taken, n=10)[0]
+        return statistics.mean(taken)
 
 
 def _admit(job_id: int, sampling: SamplingParams, num_tokens: int) -> ipc.Admit:

@@ -20,7 +20,7 @@ from torch import Tensor
 from services.engine.matcher import Matcher
 
 if TYPE_CHECKING:
-    from xgrammar import BatchGrammarMatcher
+    from xgrammar import BatchGrammarMatcher, GrammarMatcher
 
 _T = TypeVar("_T")
 _FILLERS = max(1, min(8, (os.cpu_count() or 1) // 4))
@@ -56,18 +56,21 @@ class Masks:
         guides = {}
         for row, matcher in self._matchers.items():
             matcher.catch_up()
-            guide = matcher.guide(self._words[row])
+            guide = matcher.guide
             if guide is not None:
                 guides[row] = guide
+            elif matcher.is_lost:
+                matcher.allow_end(self._words[row])
         if guides:
             fillers = _batch(_FILLERS if self._on_device else 1)
             fillers.batch_fill_next_token_bitmask(list(guides.values()), self._words, list(guides))
-            self._end_dead_ends(list(guides))
+            self._end_dead_ends(guides)
 
-    def _end_dead_ends(self, rows: list[int]) -> None:
+    def _end_dead_ends(self, guides: "dict[int, GrammarMatcher]") -> None:
         """Where no token may come, of which the argmax would be any, the end may."""
-        for i in np.flatnonzero(~self._words.numpy()[rows].any(axis=1)):
-            self._matchers[rows[i]].dead_end(self._words[rows[i]])
+        for row in np.flatnonzero(~self._words.numpy().any(axis=1)).tolist():
+            if row in guides:
+                self._matchers[row].dead_end(self._words[row])
 
 
 @functools.cache

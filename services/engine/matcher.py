@@ -23,6 +23,7 @@ class Drawn:
 
     def __init__(self, ids: Tensor) -> None:
         """ids: [n], of any integer type, on the device."""
+        self._ids: list[int] = []
         self._event: torch.cuda.Event | None = None
         if ids.is_cuda:
             self._host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
@@ -34,9 +35,11 @@ class Drawn:
 
     def read(self, at: int) -> int:
         """The id in one place; waits for the copy."""
-        if self._event is not None:
-            self._event.synchronize()
-        return int(self._host[at])
+        if not self._ids:
+            if self._event is not None:
+                self._event.synchronize()
+            self._ids = self._host.tolist()
+        return self._ids[at]
 
 
 class Matcher:
@@ -46,7 +49,8 @@ class Matcher:
         """Begin behind `outputs`, all the ids the sequence has."""
         self._matcher = compiled.matcher()
         self._drawn: tuple[Drawn, int] | None = None
-        self._is_lost = False
+        self.is_lost = False
+        """Whether the grammar was left."""
         for token_id in outputs:
             self._accept(token_id)
 
@@ -61,29 +65,27 @@ class Matcher:
             self._drawn = None
             self._accept(ids.read(at))
 
-    def guide(self, words: Tensor) -> "GrammarMatcher | None":
+    @property
+    def guide(self) -> "GrammarMatcher | None":
         """What says what may come next, once caught up. None where nothing has to: behind the end any token may come,
-        which is dropped; where the grammar was left, `words`, one bit a token, then allow the end alone."""
-        if self._is_lost:
-            _allow_only(words, self._matcher.stop_token_ids)
-            return None
-        return None if self._matcher.is_terminated() else self._matcher
+        which is dropped; of one that `is_lost`, `allow_end` says it."""
+        return None if self.is_lost or self._matcher.is_terminated() else self._matcher
 
     def dead_end(self, words: Tensor) -> None:
-        """The grammar asks for what no token can say: `words`, as of `guide`, then allow the end alone."""
+        """The grammar asks for what no token can say: `words`, one bit a token, then allow the end alone."""
         log.warning("the grammar allows no token here; the output ends")
-        self._is_lost = True
-        _allow_only(words, self._matcher.stop_token_ids)
+        self.is_lost = True
+        self.allow_end(words)
+
+    def allow_end(self, words: Tensor) -> None:
+        """Let `words`, one bit a token, allow the end alone."""
+        words.zero_()
+        for token_id in self._matcher.stop_token_ids:
+            words[token_id // 32] |= torch.tensor(1 << (token_id % 32), dtype=torch.int64).to(torch.int32)
 
     def _accept(self, token_id: int) -> None:
-        if self._is_lost or self._matcher.is_terminated():
+        if self.is_lost or self._matcher.is_terminated():
             return
         if not self._matcher.accept_token(token_id):
             log.error("token %d was drawn against the grammar; the output ends", token_id)
-            self._is_lost = True
-
-
-def _allow_only(words: Tensor, token_ids: list[int]) -> None:
-    words.zero_()
-    for token_id in token_ids:
-        words[token_id // 32] |= torch.tensor(1 << (token_id % 32), dtype=torch.int64).to(torch.int32)
+            self.is_lost = True

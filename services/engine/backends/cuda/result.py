@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -39,45 +40,60 @@ class HostIds:
         self._free.append(block)
 
 
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a step sends to the host; there once `written` is passed."""
+
+    decoded: Tensor | None
+    """A block of `HostIds` with the decode rows' ids; given back once it is read."""
+    first: Tensor | None
+    """Ids of the samples that end prompts."""
+    logprobs: list[Logprobs]
+    scores: list[ChunkScores]
+    written: Mark
+    """Behind all that the step launches."""
+
+
 @dataclass(slots=True)
 class DeviceResult:
     """Read one step late: by then the copies have usually been made. See StepResult."""
 
     num_decoded: int
-    decoded: Tensor | None
-    """A block of `host_ids` with the decode rows' ids; given back once it is read."""
-    first: Tensor | None
-    """Ids of the samples that end prompts."""
+    outputs: Callable[[], Outputs]
+    """Launches what is left to launch of the step the first time it is called."""
     host_ids: HostIds
-    wanted: list[Logprobs]
-    written: Mark
-    """Behind the copies of the ids, too."""
     waiting: Waiting
-    scores: list[ChunkScores]
     _ids: list[int] = field(default_factory=list)
     _read: bool = False
+
+    @property
+    def written(self) -> Mark:
+        """See StepResult."""
+        return self.outputs().written
 
     def token_ids(self) -> list[int]:
         """Sampled ids in the order of the batch's samples; waits for the step."""
         if not self._read:
+            outputs = self.outputs()
             began = time.perf_counter()
-            self.written.wait()
+            outputs.written.wait()
             self.waiting.seconds += time.perf_counter() - began
-            if self.decoded is not None:
-                self._ids = self.decoded[: self.num_decoded].tolist()
-                self.host_ids.give_back(self.decoded)
-            if self.first is not None:
-                self._ids += self.first.tolist()
+            if outputs.decoded is not None:
+                self._ids = outputs.decoded[: self.num_decoded].tolist()
+                self.host_ids.give_back(outputs.decoded)
+            if outputs.first is not None:
+                self._ids += outputs.first.tolist()
             self._read = True
         return self._ids
 
     def prompt_scores(self) -> list[ChunkScores]:
         """Of the batch's scored prompt tokens; what `token_ids` waits for."""
-        return self.scores
+        return self.outputs().scores
 
     def logprobs(self) -> dict[int, TokenLogprob]:
         """Log-probabilities by sample, of those that asked for them."""
-        if not self.wanted:
+        asked = self.outputs().logprobs
+        if not asked:
             return {}
         ids = self.token_ids()
-        return {i: each for one in self.wanted for i, each in one.by_sample(ids).items()}
+        return {i: each for one in asked for i, each in one.by_sample(ids).items()}

@@ -6,13 +6,18 @@
 Sampled ids stay on the device as the rows' next inputs; their copy to the host is read one step late. Everything but
 gathers into transfer pages is launched on one stream, so slots and rows may be used again as soon as the host has given
 them back; a gather runs beside the next step, and `end_gathers` is for slots that are given back under it.
+
+Where decode rows have grammars, their draws have to wait for the host to fill masks. They are left for the next launch:
+the host reads the results of the step before meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,10 +34,10 @@ from services.engine.backends.cuda.decode_graphs import DecodeGraphs
 from services.engine.backends.cuda.eager_steps import EagerDecode, EagerPrefill, EagerStep
 from services.engine.backends.cuda.host_pages import PinnedPages
 from services.engine.backends.cuda.prefill_graphs import PrefillGraphs
-from services.engine.backends.cuda.prefill_step import PrefillStep, PromptAttention
+from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep, PromptAttention
 from services.engine.backends.cuda.rank_sums import open_rank_sums
 from services.engine.backends.cuda.recipe import recipe_for
-from services.engine.backends.cuda.result import DeviceResult, HostIds, Waiting
+from services.engine.backends.cuda.result import DeviceResult, HostIds, Outputs, Waiting
 from services.engine.backends.cuda.row_draws import RowDraws
 from services.engine.backends.cuda.sampler import Draws, Logprobs, launch_draws, stage_draws
 from services.engine.backends.cuda.slot_table import DeviceTable
@@ -54,6 +59,15 @@ _STAGING_INTS = 1 << 20
 _SMALL_TILES = PrefillTuning(block_queries=64, block_keys=32, stages=2, warps=4)
 """Where rows of K and V take more than 256 bytes: larger ones do not fit into shared memory."""
 _WIDEST_FOR_LARGE_TILES = 128
+
+
+class _Prompts(NamedTuple):
+    """A step's chunks, packed."""
+
+    chunks: PrefillBatch
+    draws: Draws | None
+    rows: Tensor | None
+    """Request rows of the samples that end prompts."""
 
 
 class CudaRunner:
@@ -85,6 +99,8 @@ class CudaRunner:
         self._row_draws = RowDraws(self._max_rows, self._vocab, self.device)
         self._gathers = SideStream(self.device, is_urgent=True)
         self._last_gather = Mark(self.device)
+        self._draw_last: Callable[[], object] | None = None
+        """Launches what the last step has left to launch."""
         self._prefill: PrefillGraphs | EagerPrefill
         self._graphs: DecodeGraphs | EagerDecode
         if isinstance(decoder, GenericDecoder):
@@ -101,30 +117,24 @@ class CudaRunner:
 
     def launch(self, batch: Batch) -> DeviceResult:
         """See Runner."""
+        if self._draw_last is not None:
+            self._draw_last()
         n, staging = batch.num_decode_rows, self._staging
         self._stage_rows(batch.decode_rows, batch.context_lens)
         chunks = self._prefill.stage(batch) if batch.chunks else None
         writes = self._table.stage(batch.table_writes, staging)
         decode_draws = self._row_draws.stage(batch, staging)
-        first_draws = stage_draws(batch.first_samples, n, self._vocab, staging, self.device)
-        first_rows = self._stage_first_rows(batch)
+        prompts = None if chunks is None else self._stage_prompts(batch, chunks)
         staging.send()
         for write in writes:
             write()
-        decoded = first = None
-        wanted: list[Logprobs | None] = []
-        scores: list[ChunkScores] = []
         if n:
-            wanted.append(self._decode(n, decode_draws))
-            decoded = self._host_ids.fetch(self._graphs.sampled[:n])
-        if chunks is not None:
-            logits, states = self._prefill.launch(chunks)
-            ids, logprobs = self._sample_first(logits, first_draws, first_rows)
-            first = download(ids)
-            wanted.append(logprobs)
-            scores = self._score(batch, states)
-        told = [each for each in wanted if each is not None]
-        return DeviceResult(n, decoded, first, self._host_ids, told, Mark(self.device), self.waiting, scores)
+            self._graphs.launch(n)
+        # Once, by whoever comes first: this launch, the next one, or the reader of the result.
+        self._draw_last = draw = cache(partial(self._launch_draws, batch, decode_draws, prompts))
+        if prompts is not None or decode_draws is None or not decode_draws.wait_for_grammars:
+            draw()
+        return DeviceResult(n, draw, self._host_ids, self.waiting)
 
     def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
         """See Runner."""
@@ -205,18 +215,34 @@ class CudaRunner:
         self._staging.begin()
         return self._staging.put(self._packed)
 
-    def _stage_first_rows(self, batch: Batch) -> Tensor | None:
-        """Request rows of the samples that end a prompt; the padding row where nothing is decoded here."""
+    def _stage_prompts(self, batch: Batch, chunks: PrefillBatch) -> _Prompts:
+        draws = stage_draws(batch.first_samples, batch.num_decode_rows, self._vocab, self._staging, self.device)
+        # Of the samples that end a prompt; the padding row where nothing is decoded here.
         rows = [self._table.padding_row if (row := s.sequence.row) is None else row for s in batch.first_samples]
-        return self._staging.put(np.array(rows, np.int32)) if rows else None
+        return _Prompts(chunks, draws, self._staging.put(np.array(rows, np.int32)) if rows else None)
 
-    def _decode(self, n: int, draws: Draws | None) -> Logprobs | None:
-        graphs = self._graphs
-        graphs.launch(n)
-        if draws is None:
-            return None
-        logprobs = launch_draws(draws, self._whole(graphs.logits[:n]), graphs.sampled)
-        scatter_ints(graphs.sampled[:n], self._rows[:n], self._table.next_ids)
+    def _launch_draws(self, batch: Batch, draws: Draws | None, prompts: _Prompts | None) -> Outputs:
+        """All of a step behind its decode graph."""
+        decoded = first = None
+        asked: list[Logprobs | None] = []
+        scores: list[ChunkScores] = []
+        if n := batch.num_decode_rows:
+            if draws is not None:
+                asked.append(self._draw_rows(n, draws))
+            decoded = self._host_ids.fetch(self._graphs.sampled[:n])
+        if prompts is not None:
+            logits, states = self._prefill.launch(prompts.chunks)
+            ids, logprobs = self._sample_first(logits, prompts.draws, prompts.rows)
+            first = download(ids)
+            asked.append(logprobs)
+            scores = self._score(batch, states)
+        told = [each for each in asked if each is not None]
+        return Outputs(decoded, first, told, scores, Mark(self.device))
+
+    def _draw_rows(self, n: int, draws: Draws) -> Logprobs | None:
+        sampled = self._graphs.sampled
+        logprobs = launch_draws(draws, self._whole(self._graphs.logits[:n]), sampled)
+        scatter_ints(sampled[:n], self._rows[:n], self._table.next_ids)
         return logprobs
 
     def _score(self, batch: Batch, states: Tensor | None) -> list[ChunkScores]:

@@ -71,6 +71,11 @@ class Draws:
     first: int
     """The batch's sample that output 0 belongs to."""
 
+    @property
+    def wait_for_grammars(self) -> bool:
+        """Whether launching them waits for what the host makes of the tokens drawn last."""
+        return self.direct_masks is not None or self.edited_masks is not None
+
 
 FIELDS = 4
 """Lines of `fields_of`."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.masks import rule_out
 from kernels.pages import gather_page, scatter_page
 from services.common import ipc
 from services.common.request import LengthPenalty, PromptPenalty, SamplingParams
@@ -20,7 +21,6 @@ from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
 from services.engine.batch import Sample, Scored
 from services.engine.jobs import Job, JobState, Sequence
-from services.engine.masks import apply_bits
 from services.engine.prompt_scoring import score
 
 _PENALIZED = SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1)
@@ -47,7 +47,9 @@ def warm_sampling(vocab_size: int, dtype: torch.dtype, staging: Staging, device:
     assert draws.direct is not None
     assert draws.edited is not None
     launch_draws(draws, logits, torch.empty(len(_WAYS), dtype=torch.int32, device=device))
-    apply_bits(logits.float(), torch.zeros(len(_WAYS), -(-vocab_size // 32), dtype=torch.int32, device=device))
+    for each in (logits, logits.float()):  # a grammar's row is drawn from the logits themselves, or from an edited copy
+        words = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
+        rule_out(each, torch.zeros(1, dtype=torch.int32, device=device), words)
     scored = Scored(samples[0].sequence.job, 1, slice(0, 2), np.zeros(2, np.int32), num_top=2)
     score(scored, logits[:2], lambda rows: rows, vocab_size, download)
 

@@ -23,7 +23,7 @@ from services.common.request import (
 )
 from services.common.text import Vocabulary
 from services.engine import host_rule, host_setup, load
-from services.engine.backends.cuda import chunks, prefill_graphs, recipe
+from services.engine.backends.cuda import chunks, prefill_graphs, recipe, runner, sampler
 from services.engine.backends.cuda.clock import Mark
 from services.engine.backends.cuda.decode_graphs import ladder
 from services.engine.backends.cuda.runner import CudaRunner
@@ -310,9 +310,20 @@ def test_prompt_logprobs_equal_the_cpu_backends(engine: Engines, folder_of: Call
         assert values == pytest.approx([expected.logprob, *(value for _, value in expected.top)], abs=1e-4)
 
 
-def test_rows_under_a_grammar_keep_to_it_and_others_are_not_touched(engine: Engines, tmp_path: Path) -> None:
+def test_rows_under_a_grammar_keep_to_it_and_others_are_not_touched(
+    engine: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And each is drawn when all its tokens before have been told: results are read while masks are filled."""
     folder = make_worded_model(tmp_path)
     driver = engine(folder, max_running_requests=2)
+    told: list[int] = []
+
+    def draws(given: sampler.Draws, *rest: Any) -> object:
+        if given.guided:
+            told.append(len(driver.tokens.get((bound.job_id, 0), ())))
+        return sampler.launch_draws(given, *rest)
+
+    monkeypatch.setattr(runner, "launch_draws", draws)
     grammar = GrammarSpec(GrammarKind.REGEX, "[xyz]{9}")
     bound = driver.admit((5, 6, 7), TOKENS, sampling=SamplingParams(seed=1, grammar=grammar))
     free = driver.admit((8, 9), TOKENS)
@@ -323,6 +334,7 @@ def test_rows_under_a_grammar_keep_to_it_and_others_are_not_touched(engine: Engi
     assert pieces is not None
     text = b"".join(pieces[token] for token in driver.tokens[bound.job_id, 0]).decode()
     assert len(driver.tokens[bound.job_id, 0]) == TOKENS
+    assert told == list(range(TOKENS))
     assert set(text) <= set("xyz")
     assert driver.tokens[free.job_id, 0] == reference_greedy(folder, (8, 9), TOKENS)
     driver.check()

@@ -30,7 +30,7 @@ COMMANDS = {
     "pd-master": Command(
         GatewayConfig,
         "Run a gateway: takes HTTP and gRPC requests and sends each to a pair of workers.",
-        "services.pd_master.main:run",
+        "services.pd_master.processes:run",
     ),
     "prefill": Command(
         WorkerConfig,

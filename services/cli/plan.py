@@ -10,6 +10,7 @@ from services.common.config import (
     GatewayConfig,
     LogOptions,
     ModelOptions,
+    ProcessOptions,
     Role,
     ScheduleOptions,
     SelectionOptions,
@@ -59,7 +60,7 @@ def make_plan(config: UpConfig) -> Plan:
         workers.append(_process(name, role, worker, LOOPBACK, worker.http_port, devices))
         addresses.append(f"{LOOPBACK}:{worker.grpc_port}")
     gateway = GatewayConfig(
-        **_shared(config, SelectionOptions, LogOptions),
+        **_shared(config, SelectionOptions, ProcessOptions, LogOptions),
         host=config.host,
         http_port=http_port,
         grpc_port=grpc_port,

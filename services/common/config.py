@@ -236,7 +236,20 @@ class SelectionOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GatewayConfig(PodTlsOptions, SelectionOptions, LogOptions):
+class ProcessOptions(Options):
+    """How many processes a gateway is."""
+
+    processes: int = option(
+        1,
+        "pd_master processes that share the ports; limits are divided over them",
+        group="processes",
+        minimum=1,
+        maximum=64,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatewayConfig(PodTlsOptions, SelectionOptions, ProcessOptions, LogOptions):
     """A pd_master: HTTP and gRPC towards clients, sessions towards workers."""
 
     host: str = option("0.0.0.0", "address to listen on", group="network")
@@ -304,7 +317,7 @@ class GatewayConfig(PodTlsOptions, SelectionOptions, LogOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UpConfig(ModelOptions, ScheduleOptions, TransferOptions, SelectionOptions, LogOptions):
+class UpConfig(ModelOptions, ScheduleOptions, TransferOptions, SelectionOptions, ProcessOptions, LogOptions):
     """`sluice up`: a pd_master and its workers, all on this machine."""
 
     model: str = option(

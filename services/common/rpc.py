@@ -35,8 +35,6 @@ _SERVER_ONLY = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
     # A server that was held up reads several pings at once: that must not end a healthy connection (too_many_pings).
     ("grpc.http2.max_ping_strikes", 0),
-    # Two servers on one port would share its connections at random; a second start has to fail.
-    ("grpc.so_reuseport", 0),
 ]
 _CHANNEL_ONLY = [
     # Sessions have a backoff of their own; the channel's grows to two minutes, in which a worker is back long ago.
@@ -68,9 +66,13 @@ def channel(
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-def server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
-    """A server with the same limits; the caller adds services and ports, starts and stops it."""
-    return grpc.aio.server(interceptors=list(interceptors), options=[*_LIMITS, *_KEEPALIVE, *_SERVER_ONLY])
+def server(interceptors: Sequence[grpc.aio.ServerInterceptor] = (), *, is_shared: bool = False) -> grpc.aio.Server:
+    """A server with the same limits; the caller adds services and ports, starts and stops it.
+
+    `is_shared`: others serve the same port, and its connections are shared at random. Else a second start fails.
+    """
+    options = [*_LIMITS, *_KEEPALIVE, *_SERVER_ONLY, ("grpc.so_reuseport", int(is_shared))]
+    return grpc.aio.server(interceptors=list(interceptors), options=options)
 
 
 def bind(target: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:

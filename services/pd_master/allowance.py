@@ -24,6 +24,11 @@ class Limits:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
 
+    def divided(self, parts: int) -> "Limits":
+        """One of so many equal parts, at least 1."""
+        requests, tokens = (one and -(-one // parts) for one in (self.requests_per_minute, self.tokens_per_minute))
+        return Limits(requests, tokens)
+
 
 class _Bucket:
     """Holds up to a minute's worth; full at the start."""

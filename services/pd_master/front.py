@@ -14,9 +14,10 @@ from services.common.errors import RequestAbortedError
 from services.pd_master.api.health import HealthEndpoint
 from services.pd_master.api.routes import build_app
 from services.pd_master.backend import Dispatcher, Models, ServedModel, StageListener
+from services.pd_master.exposition import Exposition
 from services.pd_master.gateway import Gateway
 from services.pd_master.grpc_gateway import GrpcServer
-from services.pd_master.http_server import HttpServer
+from services.pd_master.http_server import Address, HttpServer
 from services.pd_master.keys import ApiKeys
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.tls import read_tls
@@ -31,23 +32,32 @@ _LAST_WRITES_S = 2.0
 class Front:
     """Made once by `main` on the event loop."""
 
-    def __init__(self, config: GatewayConfig, models: Models, dispatcher: Dispatcher, metrics: GatewayMetrics) -> None:
-        """Takes both ports. Raises OSError when one is in use, ConfigError when keys or certificates cannot be read."""
+    def __init__(
+        self,
+        config: GatewayConfig,
+        models: Models,
+        dispatcher: Dispatcher,
+        metrics: GatewayMetrics,
+        exposition: Exposition | None = None,
+    ) -> None:
+        """Takes both ports. `exposition`: what /metrics shows; without, the metrics alone. Raises OSError when a port
+        is in use, ConfigError when keys or certificates cannot be read."""
         self._config = config
         self._tokenizers = TokenizerService()
         keys = ApiKeys.load(Path(config.api_keys_file)) if config.api_keys_file else None
-        self._gateway = Gateway(config, models, dispatcher, self._tokenizers, metrics, keys.limits if keys else None)
-        self._health = HealthEndpoint(metrics)
+        self._gateway = Gateway(
+            config, models, dispatcher, self._tokenizers, metrics, keys.divided(config.processes) if keys else None
+        )
+        self._health = HealthEndpoint(metrics, exposition)
         tls = read_tls(config)
         self._http = HttpServer(
             build_app(self._gateway, self._health, keys),
-            config.host,
-            config.http_port,
+            Address(config.host, config.http_port, config.processes > 1),
             drain_s=config.drain_s + _LAST_WRITES_S,
             stall_s=config.client_stall_s,
             tls=tls,
         )
-        self._grpc = GrpcServer(self._gateway, config.host, config.grpc_port, keys, tls)
+        self._grpc = GrpcServer(self._gateway, config.host, config.grpc_port, keys, tls, is_shared=config.processes > 1)
 
     @property
     def stages(self) -> StageListener:

@@ -91,10 +91,18 @@ class GrpcServer:
     """The gRPC server of a pd_master."""
 
     def __init__(
-        self, gateway: Gateway, host: str, port: int, keys: ApiKeys | None = None, tls: Certificates | None = None
+        self,
+        gateway: Gateway,
+        host: str,
+        port: int,
+        keys: ApiKeys | None = None,
+        tls: Certificates | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
-        """Binds at once; port 0 takes a free one. `keys`: None where everybody may come. Raises OSError."""
-        self._server = rpc.server([ErrorInterceptor(gateway.metrics, keys)])
+        """Binds at once; port 0 takes a free one. `keys`: None where everybody may come. `is_shared`: other processes
+        listen on the port too. Raises OSError."""
+        self._server = rpc.server([ErrorInterceptor(gateway.metrics, keys)], is_shared=is_shared)
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(gateway), self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

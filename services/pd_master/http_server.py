@@ -5,6 +5,7 @@ import logging
 import socket
 import ssl
 from functools import partial
+from typing import NamedTuple
 
 from services.common.certificates import Certificates
 from services.pd_master.http_connection import App, Connections, HttpConnection
@@ -18,27 +19,36 @@ _TLS_GOODBYE_S = 2.0
 """For a client's answer to the end of its TLS session; without one the connection is cut."""
 
 
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+    """0 takes a free one."""
+    is_shared: bool = False
+    """Other processes listen there too."""
+
+
 class HttpServer:
     """Serves one application until it is stopped. States: bound -> serving -> draining -> stopped."""
 
     def __init__(
         self,
         app: App,
-        host: str,
-        port: int,
+        address: Address,
         *,
         drain_s: float,
         stall_s: float,
         tls: Certificates | None = None,
         renew_s: float = _RENEW_S,
     ) -> None:
-        """Binds at once, so that a taken port is an error of the start. Port 0 takes a free one. Raises OSError.
+        """Binds at once, so that a taken port is an error of the start. Raises OSError.
 
         `stall_s`: how long a client may read nothing of what waits for it before its connection is closed. `renew_s`:
         how often to look whether the certificate has been replaced.
         """
         self._tls, self._renew_s, self._drain_s = tls, renew_s, drain_s
-        self._socket = _listen(host, port, stall_s)
+        self._socket = _listen(address, stall_s)
         self.port: int = self._socket.getsockname()[1]
         """The port it listens on, or did until it was stopped."""
         self._shown = tls.current() if tls else None
@@ -100,17 +110,19 @@ def _context(tls: Certificates) -> ssl.SSLContext:
     return context
 
 
-def _listen(host: str, port: int, stall_s: float) -> socket.socket:
+def _listen(address: Address, stall_s: float) -> socket.socket:
     """Accepted connections inherit the options. The kernel itself ends one on which nothing is acknowledged or whose
     window stays shut for the stall time (R15); the handler then sees a client that went away."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if address.is_shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; elsewhere the request's own deadline ends it
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stall_s * 1000))
     try:
-        listener.bind((host, port))
+        listener.bind((address.host, address.port))
     except OSError:
         listener.close()
         raise

@@ -34,6 +34,10 @@ class ApiKeys:
         self._names = {_digest(key): name for name, key in keys.items()}
         self.limits = limits or {}
 
+    def divided(self, num_processes: int) -> dict[str, Limits]:
+        """What one of several processes lets each key have, which counts for itself: its share, rounded up."""
+        return {name: one.divided(num_processes) for name, one in self.limits.items()}
+
     @classmethod
     def load(cls, path: Path) -> "ApiKeys":
         """Lines of `NAME KEY [requests_per_minute=N] [tokens_per_minute=N]`; empty ones and those that begin with `#`

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import signal
 import socket
+from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -16,6 +18,7 @@ from services.common.options import ConfigError
 from services.common.pod_tls import dial_of, read_pod_tls
 from services.pd_master.discovery import Discovery, StaticDiscovery
 from services.pd_master.dispatcher import PdDispatcher
+from services.pd_master.exposition import Exposition, merge_pages, read_pages, show_page
 from services.pd_master.fleet import Fleet
 from services.pd_master.fleet_metrics import FleetCollector
 from services.pd_master.front import Front
@@ -27,11 +30,22 @@ from services.pd_master.selector import Policy
 log = logging.getLogger(__name__)
 
 
-def run(config: GatewayConfig) -> int:
-    """Run one gateway until SIGTERM or SIGINT. Returns 0 after a drain, 1 when something broke. Raises ConfigError."""
+class Share(NamedTuple):
+    """What one of several processes has of its own."""
+
+    number: int
+    folder: Path
+    """Where all show their metrics."""
+
+
+def run(config: GatewayConfig, share: Share | None = None) -> int:
+    """Run one process until SIGTERM or SIGINT. Returns 0 after a drain, 1 when something broke. Raises ConfigError.
+
+    `share`: None where it is the only one.
+    """
     configure_logging("pd-master", level=config.log_level, format=config.log_format)
     try:
-        uvloop.run(_run(config))
+        uvloop.run(_run(config, share))
     except ConfigError:
         raise
     except OSError as error:
@@ -42,11 +56,12 @@ def run(config: GatewayConfig) -> int:
     return 0
 
 
-async def _run(config: GatewayConfig) -> None:
+async def _run(config: GatewayConfig, share: Share | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    master = MasterRef(f"{socket.gethostname()}:{config.http_port}", new_incarnation())
+    name = f"{socket.gethostname()}:{config.http_port}" + (f"/{share.number}" if share else "")
+    master = MasterRef(name, new_incarnation())
     pending, metrics = PendingLoad(), GatewayMetrics()
     discovery, dial = _discovery(config, metrics.registry), dial_of(read_pod_tls(config))
     registry = Registry(master, discovery, pending, config.worker_timeout_s, dial=dial)
@@ -60,13 +75,25 @@ async def _run(config: GatewayConfig) -> None:
     )
     FleetCollector(metrics.registry, registry.snapshot, registry.prefixes)
     fleet = Fleet(master, registry, dispatcher)
-    front = Front(config, fleet, dispatcher, metrics)
+    front = Front(config, fleet, dispatcher, metrics, await _exposition(metrics, share))
     fleet.stages = front.stages
     registry.models.on_served = front.prepare
     async with asyncio.TaskGroup() as tasks:
         links = tasks.create_task(registry.run(fleet), name="registry")
         await front.serve(stop)
         links.cancel()
+
+
+async def _exposition(metrics: GatewayMetrics, share: Share | None) -> Exposition | None:
+    if share is None:
+        return None
+    shown = await show_page(share.folder, str(share.number), metrics.render)
+
+    async def page_of_all() -> bytes:
+        assert shown.is_serving(), "our own page is one of them"
+        return merge_pages(await read_pages(share.folder)).encode()
+
+    return page_of_all
 
 
 def _discovery(config: GatewayConfig, registry: CollectorRegistry) -> Discovery:

@@ -36,7 +36,7 @@
 {{/* The values that are options, by their names here. A test holds this list to services/common/config.py. */}}
 {{- define "sluice.optionKeys" -}}
 {{- if eq . "pd-master" -}}
-logLevel logFormat maxQueue maxBodyBytes maxChoices localPrefillTokens maxAttempts queueBudgetS deadlineS clientBufferBytes clientStallS workerTimeoutS drainS otlpEndpoint
+logLevel logFormat processes maxQueue maxBodyBytes maxChoices localPrefillTokens maxAttempts queueBudgetS deadlineS clientBufferBytes clientStallS workerTimeoutS drainS otlpEndpoint
 {{- else -}}
 logLevel logFormat otlpEndpoint backend threads seed tp maxRunningRequests kvPoolTokens kvMemoryFraction hostCacheGib chunkTokens prefixCache maxQueue priorOutputTokens pendingKvShare transferPageBytes transferPages transferDepth transferDeadlineS ucxTls ucxNetDevices requireLane verifyKv reservationLeaseS masterTimeoutS engineStallS drainS
 {{- end -}}

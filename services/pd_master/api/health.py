@@ -1,6 +1,7 @@
 """Health and metrics of this process. Readiness says nothing of workers (R14): without any, requests get 503."""
 
 from services.pd_master.api.http import HttpCall
+from services.pd_master.exposition import Exposition
 from services.pd_master.metrics import GatewayMetrics
 
 _OK = b'{"message":"Ok"}'
@@ -10,9 +11,11 @@ _EXPOSITION = b"text/plain; version=0.0.4; charset=utf-8"
 class HealthEndpoint:
     """Handlers of the probes. `main` clears `ready` when the process begins to drain."""
 
-    def __init__(self, metrics: GatewayMetrics) -> None:
+    def __init__(self, metrics: GatewayMetrics, exposition: Exposition | None = None) -> None:
+        """`exposition`: the page of all processes, where there are several."""
         self.ready = True
         self._metrics = metrics
+        self._exposition = exposition
 
     async def live(self, call: HttpCall) -> None:
         """The event loop turns."""
@@ -27,4 +30,5 @@ class HealthEndpoint:
 
     async def metrics(self, call: HttpCall) -> None:
         """Prometheus exposition."""
-        await call.reply(200, self._metrics.render(), _EXPOSITION)
+        page = self._metrics.render() if self._exposition is None else await self._exposition()
+        await call.reply(200, page, _EXPOSITION)

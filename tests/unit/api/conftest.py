@@ -15,7 +15,7 @@ from services.common.config import GatewayConfig
 from services.pd_master.api.health import HealthEndpoint
 from services.pd_master.api.routes import build_app
 from services.pd_master.gateway import Gateway
-from services.pd_master.http_server import HttpServer
+from services.pd_master.http_server import Address, HttpServer
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.model_text import ModelText
 from services.pd_master.tokenizer import TokenizerService
@@ -60,7 +60,9 @@ async def server(tiny_model: Path, config: GatewayConfig) -> AsyncIterator[Api]:
     models = FakeModels()
     gateway = Gateway(config, models, dispatcher, tokenizers, metrics)
     health = HealthEndpoint(metrics)
-    http_server = HttpServer(build_app(gateway, health), "127.0.0.1", 0, drain_s=1, stall_s=config.client_stall_s)
+    http_server = HttpServer(
+        build_app(gateway, health), Address("127.0.0.1", 0), drain_s=1, stall_s=config.client_stall_s
+    )
     serving = asyncio.create_task(http_server.serve())
     await http_server.started()
     url = f"http://127.0.0.1:{http_server.port}"

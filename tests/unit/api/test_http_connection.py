@@ -10,7 +10,7 @@ import pytest_asyncio
 from services.common.errors import RequestTooLargeError
 from services.pd_master import http_connection
 from services.pd_master.api.http import ClientGoneError, HttpCall, UntilDisconnect
-from services.pd_master.http_server import HttpServer
+from services.pd_master.http_server import Address, HttpServer
 
 GET = b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -21,7 +21,7 @@ class Server:
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
         self.seen: asyncio.Queue[str] = asyncio.Queue()
-        self.http = HttpServer(self.app, "127.0.0.1", 0, drain_s=5, stall_s=5)
+        self.http = HttpServer(self.app, Address("127.0.0.1", 0), drain_s=5, stall_s=5)
         self.serving = asyncio.create_task(self.http.serve())
 
     async def app(self, call: HttpCall) -> None:

@@ -16,7 +16,7 @@ from services.common.config import GatewayConfig
 from services.common.options import ConfigError
 from services.pd_master.api.http import HttpCall
 from services.pd_master.front import Front
-from services.pd_master.http_server import HttpServer
+from services.pd_master.http_server import Address, HttpServer
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.model_text import ModelText
 from services.pd_master.tls import read_tls
@@ -134,7 +134,7 @@ async def test_a_renewal_that_fails_to_load_is_tried_again(tmp_path: Path, error
     make_certificate(folder, "server")
     tls = read_tls(config_of(folder))
     assert tls is not None
-    http = HttpServer(nobody, "127.0.0.1", 0, drain_s=1, stall_s=5, tls=tls, renew_s=0.01)
+    http = HttpServer(nobody, Address("127.0.0.1", 0), drain_s=1, stall_s=5, tls=tls, renew_s=0.01)
     served = asyncio.create_task(http.serve())
     await http.started()
     loaded = asyncio.Event()
@@ -162,7 +162,7 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) 
     tls = read_tls(config_of(folder))
     assert tls is not None
 
-    http = HttpServer(nobody, "127.0.0.1", 0, drain_s=1, stall_s=5, tls=tls, renew_s=0.05)
+    http = HttpServer(nobody, Address("127.0.0.1", 0), drain_s=1, stall_s=5, tls=tls, renew_s=0.05)
     grpc_server = rpc.server()
     ports = [http.port, rpc.bind(grpc_server, "127.0.0.1:0", tls.server_credentials())]
     await grpc_server.start()

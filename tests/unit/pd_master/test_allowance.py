@@ -56,3 +56,8 @@ def test_what_found_no_worker_is_given_back_and_no_more_than_a_minute_is_held() 
     allowances.admit("alice", 10, now=60.0)
     with pytest.raises(RateLimitedError):
         allowances.admit("alice", 1, now=60.0)
+
+
+def test_shares_of_a_limit_add_up_to_it_and_are_never_nothing() -> None:
+    assert Limits(60, 1000).divided(4) == Limits(15, 250)
+    assert Limits(1, None).divided(4) == Limits(1, None)

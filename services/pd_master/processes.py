@@ -53,6 +53,16 @@ def run(config: GatewayConfig) -> int:
             return asyncio.run(_Processes(shared, Path(folder)).run())
 
 
+class ParentMetrics:
+    """What the parent itself counts."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.restarts = Series(self.registry).counter(
+            "gateway_process_restarts_total", "Gateway processes that ended by themselves and were started again"
+        )
+
+
 class _Processes:
     """All of them."""
 
@@ -61,16 +71,13 @@ class _Processes:
         self._folder = folder
         self._stop = asyncio.Event()
         self._running: dict[int, asyncio.subprocess.Process] = {}
-        self._registry = CollectorRegistry()
-        self._restarts = Series(self._registry).counter(
-            "gateway_process_restarts_total", "Gateway processes that ended by themselves and were started again"
-        )
+        self._metrics = ParentMetrics()
 
     async def run(self) -> int:
         """Until all have ended; the worst of their statuses."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._tell_to_stop)
-        page = await show_page(self._folder, "parent", lambda: generate_latest(self._registry))
+        page = await show_page(self._folder, "parent", lambda: generate_latest(self._metrics.registry))
         statuses = await asyncio.gather(*(self._keep(number) for number in range(self._config.processes)))
         page.close()
         return max(statuses)
@@ -98,7 +105,7 @@ class _Processes:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), wait_s)
             wait_s = min(2 * wait_s, MOST_WAIT_S)
-            self._restarts.inc()
+            self._metrics.restarts.inc()
         return 0
 
     async def _run_one(self, number: int) -> int:

@@ -17,6 +17,7 @@ from services.pd_master.fleet_metrics import FleetCollector
 from services.pd_master.kubernetes_discovery import DiscoveryMetrics
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.prefix_index import PrefixIndex
+from services.pd_master.processes import ParentMetrics
 from services.pd_master.selector import Snapshot
 from tests.chart.objects import of_kind
 from tools.check_chart import CHART, ROOT, render
@@ -33,7 +34,8 @@ def declared() -> set[str]:
     DiscoveryMetrics(registry)
     FleetCollector(registry, lambda: Snapshot((), 0.0), PrefixIndex())
     names = {f"sluice_engine_{name}_total" for name in EngineCounters().values()}  # made as the engine reports them
-    for source in (WorkerMetrics(has_prefill=True, has_decode=True).registry, GatewayMetrics().registry, registry):
+    workers, gateway = WorkerMetrics(has_prefill=True, has_decode=True), GatewayMetrics()
+    for source in (workers.registry, gateway.registry, ParentMetrics().registry, registry):
         for family in source.collect():
             suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
             names |= {family.name + suffix for suffix in suffixes}

@@ -1,6 +1,7 @@
 """What a pd_master costs: CPU per request and per streamed token, added time, connections held, memory.
 
     python -m bench.gateway [--streams 128] [--tokens 400] [--requests 2000] [--held 1000] [--soak 100000] [--json PATH]
+    python -m bench.gateway --step-s 0.001 --rate 100 --held 0
 
 The gateway is the real process; behind it stands a worker that computes nothing but speaks the session protocol, so
 what is measured is the gateway's own path: HTTP, template, tokenizer, dispatch, frames in, events out. CPU time is the
@@ -24,6 +25,7 @@ import uvloop
 from bench.gateway_load.client import Connection, Outcome
 from services.cli.demo_model import fetch_demo_model
 
+_PACED_S = 10.0
 _PARTS = 5
 """Readings of the memory during `--soak`."""
 
@@ -95,6 +97,25 @@ async def at_once(gateway: Gateway, count: int, num_tokens: int) -> AsyncIterato
         yield outcome
 
 
+async def paced(gateway: Gateway, rate: float, seconds: float) -> AsyncIterator[Outcome]:
+    """`rate` requests a second of one token each, evenly, whether or not those before have been answered."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    idle: list[Connection] = []
+
+    async def one(number: int) -> Outcome:
+        await asyncio.sleep(began + number / rate - loop.time())
+        connection = idle.pop() if idle else Connection(gateway.port)
+        outcome = await connection.chat(1, stream=True)
+        idle.append(connection)
+        return outcome
+
+    for outcome in await asyncio.gather(*(one(number) for number in range(int(rate * seconds)))):
+        yield outcome
+    for connection in idle:
+        connection.close()
+
+
 @contextlib.asynccontextmanager
 async def running(step_s: float) -> AsyncIterator[Gateway]:
     """The worker and the gateway, ready."""
@@ -151,6 +172,7 @@ async def run(options: argparse.Namespace) -> dict[str, float]:
         await gateway.measure(one_by_one(gateway, 200, stream=True))  # warm: templates, tokenizer, code
         whole = await gateway.measure(one_by_one(gateway, options.requests, stream=False))
         short = await gateway.measure(one_by_one(gateway, options.requests, stream=True))
+        even = await gateway.measure(paced(gateway, options.rate, _PACED_S))
         before_mb = gateway.rss_mb
         streams = await gateway.measure(at_once(gateway, options.streams, options.tokens))
         held = await gateway.measure(at_once(gateway, options.held, 20)) if options.held else None
@@ -163,8 +185,8 @@ async def run(options: argparse.Namespace) -> dict[str, float]:
             "cpu_ms_per_request_streamed": 1e3 * per_request_s,
             "cpu_us_per_streamed_token": 1e6 * (streams.cpu_s - options.streams * per_request_s) / num_tokens,
             "streamed_tokens_per_s": num_tokens / streams.wall_s,
-            "first_byte_ms_p50": short.first_byte_ms(0.5),
-            "first_byte_ms_p99": short.first_byte_ms(0.99),
+            "first_byte_ms_p50_at_rate": even.first_byte_ms(0.5),
+            "first_byte_ms_p99_at_rate": even.first_byte_ms(0.99),
             "streams_held": float(len(held.outcomes)) if held else 0.0,
             "rss_mb_before": before_mb,
             "rss_mb_after": held_mb,
@@ -178,9 +200,10 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--rate", type=float, default=100.0, help="requests a second of the first bytes' phase")
     parser.add_argument("--held", type=int, default=1000)
     parser.add_argument("--soak", type=int, default=0, help="requests after all else, for what memory does")
-    parser.add_argument("--step-s", type=float, default=0.01)
+    parser.add_argument("--step-s", type=float, default=0.01, help="of the worker; a first byte waits half of it")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -61,9 +61,13 @@ class Browser:
 
     def open(self, url: str, width: int = 1200, height: int = 900) -> None:
         """Go to a page."""
+        self.resize(width, height)
+        self._call("Page.navigate", url=url)
+
+    def resize(self, width: int, height: int) -> None:
+        """Have the window so many pixels wide and high."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._call("Emulation.setDeviceMetricsOverride", **size)
-        self._call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:  # noqa: ANN401  JSON has no type
         """The value of an expression in the page."""

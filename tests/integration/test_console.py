@@ -43,6 +43,15 @@ def test_a_message_is_answered_in_pieces_beside_live_workers(cluster: Cluster, t
         assert browser.evaluate("seen.size") > 3, browser.evaluate("document.getElementById('log').textContent")
         browser.wait("[...document.querySelectorAll('#stages strong')].some((one) => Number(one.textContent) > 0)")
         browser.wait("[...document.querySelectorAll('.bar .held')].some((bar) => parseFloat(bar.style.width) > 0)")
+        browser.wait("[...document.querySelectorAll('#stages strong')].at(-1).textContent !== '0'")  # tokens a second
         for scheme in ("light", "dark") if SCREENSHOTS else ():
             browser.screenshot(Path(SCREENSHOTS or "") / f"console-{scheme}.png", scheme)
-        browser.wait("!document.querySelector('.turn .error')")
+        browser.resize(390, 844)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 390, "a phone has to scroll sideways"
+        if SCREENSHOTS:
+            browser.screenshot(Path(SCREENSHOTS) / "console-narrow.png", "light")
+        browser.wait("document.getElementById('stop').hidden")
+        assert "first token after" in browser.evaluate("document.querySelector('.turn .facts').textContent")
+        assert not browser.evaluate("!!document.querySelector('.turn .error')")
+        browser.evaluate("document.getElementById('clear').click()")
+        assert browser.evaluate("document.getElementById('log').textContent") == ""

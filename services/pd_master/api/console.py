@@ -44,6 +44,7 @@ class ConsoleState:
             "models": [model.name for model in models.models()],
             "num_pairs": models.num_pairs(),
             "stages": self._gateway.stages(),
+            "output_tokens": self._gateway.metrics.tokens.num_tokens,
             "workers": models.workers(),
         }
         await call.reply(200, msgspec.json.encode(state))

@@ -98,7 +98,7 @@ ANSWERS: Mapping[str, Any] = {
     **{path: {"message": "Ok"} for path in ("/health", "/healthz", "/liveness", "/ping", "/readiness")},
     "/console/state": {
         "version": "0.1.0", "models": [MODEL], "num_pairs": 1,
-        "stages": {"queued": 0, "prefilling": 1, "transferring": 0, "decoding": 7},
+        "stages": {"queued": 0, "prefilling": 1, "transferring": 0, "decoding": 7}, "output_tokens": 48210,
         "workers": [WorkerCard("decode-10.0.0.7:9101", "decode", MODEL, True, False, 7, 0, 0.4, 0.35, 3200, 16384)],
     },
 }  # fmt: skip

@@ -5,6 +5,7 @@ const POLL_MS = 1000;
 const ROLES = ["prefill", "decode", "mixed"];
 const conversation = [];
 let stopping = null;
+let counted = null;
 
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -61,9 +62,16 @@ function showWorkers(workers) {
   if (!workers.length) $("workers").append(element("p", "facts", "No worker has been seen yet."));
 }
 
-function showStages(stages) {
+function rate(tokens) {
+  const before = counted;
+  counted = { tokens, at: performance.now() };
+  if (!before || tokens < before.tokens) return 0;
+  return Math.round((tokens - before.tokens) / ((counted.at - before.at) / 1000));
+}
+
+function showStages(stages, tokensPerSecond) {
   $("stages").replaceChildren(
-    ...Object.entries(stages).map(([name, count]) => {
+    ...[...Object.entries(stages), ["tokens/s", tokensPerSecond.toLocaleString()]].map(([name, count]) => {
       const item = element("li");
       item.append(element("strong", "", count), element("span", "", name));
       return item;
@@ -89,7 +97,7 @@ async function poll() {
     $("key-field").hidden = $("key-field").hidden && answer.status !== 401;
     if (!answer.ok) throw new Error(answer.status === 401 ? "an API key is needed" : `status ${answer.status}`);
     const state = await answer.json();
-    showStages(state.stages);
+    showStages(state.stages, rate(state.output_tokens));
     showWorkers(state.workers);
     showModels(state.models);
     say(`${state.num_pairs} ${state.num_pairs === 1 ? "pair takes" : "pairs take"} requests · ${state.version}`, false);
@@ -115,8 +123,19 @@ async function* events(answer) {
   }
 }
 
+function figures(usage, begun, first) {
+  const now = performance.now();
+  const seconds = (ms) => `${(ms / 1000).toFixed(2)} s`;
+  const tokens = `${usage.prompt_tokens} prompt tokens, ${usage.prompt_tokens_details.cached_tokens} of them cached`;
+  const speed = first && now > first ? ` at ${((usage.completion_tokens - 1) / ((now - first) / 1000)).toFixed(0)}/s` : "";
+  return `${tokens} · first token after ${seconds((first || now) - begun)} · ${usage.completion_tokens} tokens${speed}`;
+}
+
 async function answerInto(turn, signal) {
-  const body = JSON.stringify({ model: $("model").value, messages: conversation, stream: true });
+  const wanted = { stream: true, stream_options: { include_usage: true } };
+  const body = JSON.stringify({ model: $("model").value, messages: conversation, ...wanted });
+  const begun = performance.now();
+  let first = 0;
   const init = { method: "POST", body, signal, headers: { "content-type": "application/json", ...headers() } };
   const answer = await fetch("/v1/chat/completions", init);
   if (!answer.ok) throw new Error((await answer.json()).error.message);
@@ -124,7 +143,9 @@ async function answerInto(turn, signal) {
   const text = turn.appendChild(element("span"));
   for await (const event of events(answer)) {
     if (event.error) throw new Error(event.error.message);
+    if (event.usage) turn.append(element("div", "facts", figures(event.usage, begun, first)));
     const delta = event.choices[0]?.delta ?? {};
+    if (delta.content || delta.reasoning_content) first ||= performance.now();
     thoughts.append(delta.reasoning_content ?? "");
     text.append(delta.content ?? "");
     $("log").scrollTop = $("log").scrollHeight;
@@ -139,6 +160,7 @@ async function ask(content) {
   stopping = new AbortController();
   $("send").hidden = true;
   $("stop").hidden = false;
+  $("clear").hidden = true;
   try {
     conversation.push({ role: "assistant", content: await answerInto(turn, stopping.signal) });
   } catch (error) {
@@ -147,6 +169,8 @@ async function ask(content) {
   } finally {
     $("send").hidden = false;
     $("stop").hidden = true;
+    $("clear").hidden = false;
+    $("log").scrollTop = $("log").scrollHeight;
   }
 }
 
@@ -163,4 +187,10 @@ $("message").addEventListener("keydown", (event) => {
   $("ask").requestSubmit();
 });
 $("stop").addEventListener("click", () => stopping?.abort());
+$("clear").addEventListener("click", () => {
+  conversation.length = 0;
+  $("log").replaceChildren();
+  $("clear").hidden = true;
+  $("message").focus();
+});
 poll();

@@ -96,10 +96,11 @@ class Health(TypedDict):
 
 
 class ConsoleView(TypedDict):
-    """What the console shows: `stages` counts requests by stage."""
+    """What the console shows: `stages` counts requests by stage, `output_tokens` all that this master has delivered."""
 
     version: str
     models: list[str]
     num_pairs: int
     stages: dict[str, int]
+    output_tokens: int
     workers: Sequence[WorkerCard]

@@ -1,6 +1,6 @@
 """Grammars over the whole path: token 0 obeys on the prefill worker, the rest on the decode worker, whoever that is.
 
-    SLUICE_SCHEMAS=200 make test ARGS=tests/integration/test_structured_output.py
+    NUM_SCHEMAS=200 make test ARGS=tests/integration/test_structured_output.py
 
 samples as many schemas over the hand-over, after preemptions and after decode workers are killed, which takes minutes;
 without it, a few over the hand-over.
@@ -25,7 +25,7 @@ from tests.integration.cluster import Cluster, Process
 
 OPTIONS = ["--dtype", "float32", "--reservation-lease-s", "5"]
 ASK = [{"role": "user", "content": "Describe a person."}]
-WANTED = os.environ.get("SLUICE_SCHEMAS")
+WANTED = os.environ.get("NUM_SCHEMAS")
 NUM_SCHEMAS = int(WANTED or "6")
 SCHEMAS_A_KILL = 25
 AT_ONCE = 8
@@ -107,7 +107,7 @@ async def test_sampled_json_is_valid_across_the_hand_over(cluster: Cluster) -> N
     assert_valid(await sample(cluster, range(NUM_SCHEMAS)))
 
 
-@pytest.mark.skipif(WANTED is None, reason="SLUICE_SCHEMAS says how many")
+@pytest.mark.skipif(WANTED is None, reason="NUM_SCHEMAS says how many")
 @pytest.mark.timeout(TIMEOUT_S)
 async def test_sampled_json_is_valid_after_preemptions(model_dir: Path, tmp_path: Path) -> None:
     with Cluster(model_dir, tmp_path, worker_options=[*OPTIONS, *TIGHT]) as small:
@@ -128,7 +128,7 @@ async def test_a_grammar_that_engines_refuse_is_the_clients_error(
     assert why in error["message"]
 
 
-@pytest.mark.skipif(WANTED is None, reason="SLUICE_SCHEMAS says how many")
+@pytest.mark.skipif(WANTED is None, reason="NUM_SCHEMAS says how many")
 @pytest.mark.timeout(TIMEOUT_S)
 async def test_sampled_json_is_valid_when_its_decode_worker_is_killed(cluster: Cluster) -> None:
     for first in range(0, NUM_SCHEMAS, SCHEMAS_A_KILL):

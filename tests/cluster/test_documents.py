@@ -28,7 +28,7 @@ NEEDS_HARDWARE = ("infiniband", "nvidia-smi", "libuct_ib_mlx5")
 SAYS_NOTHING = ("ls /opt/ucx/lib/ucx",)
 """In an image without RDMA."""
 NEEDS_A_CRASH = ("--previous",)
-CHANGES_SOMETHING = ("delete", "scale")
+CHANGES_SOMETHING = ("create", "delete", "scale")
 LEFT_OUT = ("docker build", "qwen3-8b-tp2.yaml", "CUDA_VISIBLE_DEVICES")
 UNTIL_FORWARDED = "until (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.2; done"
 

@@ -94,9 +94,11 @@ def secure(kube: Kube, model_dir: Path, tmp_path_factory: pytest.TempPathFactory
     make_certificate(made.web, "client", "DNS:a-client")
     kube.kubectl("create", "namespace", NAMESPACE)
     renew(made)
-    made.release.install()
-    yield made
-    helm("uninstall", namespace=NAMESPACE, wait="watcher", timeout=120)
+    try:
+        made.release.install()
+        yield made
+    finally:
+        helm("uninstall", namespace=NAMESPACE, wait="watcher", timeout=120)
 
 
 def certificate_of(folder: Path, name: str) -> Certificates:

@@ -22,7 +22,7 @@ from tests.engine.driver import Driver
 from tests.engine.schemas import random_schema
 from tests.engine.tiny import make_worded_model
 
-NUM_SCHEMAS = int(os.environ.get("TEST_NUM_SCHEMAS", "30"))
+NUM_SCHEMAS = int(os.environ.get("NUM_SCHEMAS", "30"))
 """Random schemas to try; a full run takes 200."""
 PROMPT = (5, 6, 7, 8)
 

@@ -68,6 +68,7 @@ async def evict(cluster: Cluster, client: httpx.AsyncClient, starts: Iterator[in
     before = prompts_taken(cluster)
     while min(now - then for now, then in zip(prompts_taken(cluster), before, strict=True)) < 1.5 * POOL:
         prompts = [[first + token for token in range(6 * BLOCK)] for first in itertools.islice(starts, 12)]
+        assert prompts, "all have been sent, and one worker had too few of them"
         await asyncio.gather(*(cached_tokens(client, prompt) for prompt in prompts))
 
 

@@ -12,7 +12,7 @@ SPAN = Span("a" * 32, "b" * 16, "", "stage", INTERNAL, 0.0, 1.0, {})
 
 
 async def test_the_last_spans_have_one_bound_however_slow_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "_FLUSH_S", 0.05)
+    monkeypatch.setattr(tracing, "_FLUSH_S", 1.0)
     monkeypatch.setattr(tracing, "_EVERY_S", 600.0)
     monkeypatch.setattr(tracing, "_ANSWER_S", 600.0)
     asked, done = asyncio.Event(), asyncio.Event()

@@ -6,7 +6,7 @@
 A machine that others use too is now faster and now slower. So each replay stands between two fits of the cost model,
 and is simulated with the mean of both; the last lines are medians over the rounds and how far the rounds are apart.
 The server should have its prefix cache off, since every round sends the same prompts, and must have one worker of each
-role. Outputs are as long as in the trace, which the simulated Router is told as well.
+role and `--local-prefill-tokens 0`: the simulator's decode workers compute no prompts. Outputs are as long as in the trace, which the simulated Router is told as well.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ async def run(asked: argparse.Namespace) -> list[Round]:
     print(f"{'simulated / replayed':<22}" + "".join(f"{name:>26}" for name in COMPARED))
     for number in range(asked.repeat):
         replayed = await replay(arrivals, server, _ANY, 300.0)
+        if replayed.refused_share > 0:
+            raise SystemExit(f"{replayed.refused_share:.0%} of the requests failed: what is left is other work")
         after = await fit_costs.run(asked)
         rounds.append(Round(simulated(between(before, after), arrivals, asked.chunk_tokens), replayed))
         before = after

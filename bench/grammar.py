@@ -52,7 +52,7 @@ class Rows:
     def __init__(self, options: argparse.Namespace, model: Path) -> None:
         config = EngineConfig(
             endpoint="", model=str(model), backend=options.backend, dtype=options.dtype,
-            load_format="random" if options.random else "safetensors",
+            load_format="random" if options.random else "auto",
             num_threads=options.threads, num_kv_tokens=options.rows * (options.steps + 96) + 1024,
             max_running_requests=options.rows,
         )  # fmt: skip

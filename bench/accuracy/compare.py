@@ -71,7 +71,7 @@ def main() -> None:
     if not differences:
         sys.exit(f"{arguments.output} holds no samples with log-likelihoods")
     print(f"{len(differences)} log-likelihoods, largest difference {max(differences):.1e}")
-    sys.exit(max(differences) > TOLERANCE)
+    sys.exit(not all(one <= TOLERANCE for one in differences))  # NaN is not
 
 
 if __name__ == "__main__":

@@ -78,10 +78,10 @@ async def play(client: httpx.AsyncClient, story: Story, asked: Asked, timed: Pla
             num_tokens, last_s = await _read(answer, story, timed)
         _check_length(num_tokens, story, asked)
     except _FailedError as error:
-        story.refused = str(error)
+        story.refused, story.first_token_s = str(error), None
         return 0
     except httpx.HTTPError as error:
-        story.refused = repr(error)
+        story.refused, story.first_token_s = repr(error), None
         return 0
     story.finished_s = last_s
     return num_tokens

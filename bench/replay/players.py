@@ -43,7 +43,8 @@ async def play_all(stories: list[Story], asked: Asked, timeout_s: float, start_s
             await asyncio.sleep(max(story.arrival.at_s - clock(), 0.0))
             came: list[float] = []
             tokens = await play(client, story, asked, Play(clock, came.append))
-            gaps.extend((later - earlier, 1) for earlier, later in pairwise(came))
+            if tokens:
+                gaps.extend((later - earlier, 1) for earlier, later in pairwise(came))
             story.arrival = replace(story.arrival, output_tokens=tokens)
 
         for story in stories:

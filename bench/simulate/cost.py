@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent / "costs"
 
 
 PUSH_TAIL_TOKENS = 128
-"""The last tokens of a prompt with none behind it are a chunk of their own, as in `services.engine.step_builder`: while
+"""The last tokens of a prompt with none behind it are a chunk of their own, as `push_tail_tokens` of `services.engine.config` says: while
 they are computed, what is before them is sent."""
 
 

@@ -6,6 +6,7 @@ then hear that nobody serves it now (503), not that it does not exist.
 
 import asyncio
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,7 +97,11 @@ class Catalog:
 
     async def _take(self, hello: WorkerHello, channel: grpc.aio.Channel) -> None:
         folder = Path(tempfile.mkdtemp(dir=self._folder.name))
-        await tokenizer_files.fetch(channel, folder)
+        try:
+            await tokenizer_files.fetch(channel, folder)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
         limits = hello.limits
         self._models[hello.model] = ServedModel(
             hello.model, hello.group, folder, limits.max_context_tokens, limits.vocab_size, limits.eos_token_ids

@@ -28,6 +28,8 @@ IDLE_S = 75.0
 """How long a connection may stay open without a request's whole head, or without more of its body."""
 _MAX_HEAD_BYTES = 64 * 1024
 _FRAMING = (b"content-length", b"transfer-encoding")
+_MAX_DROPPED = 64 << 20
+"""Bytes of a body behind its answer that are read, so that the client gets to the answer; then it is cut off."""
 _MAX_UNSENT = 64
 """Connections that wait to be written to: with more, a long frame's first tokens would wait for its last."""
 
@@ -102,6 +104,8 @@ class HttpConnection(asyncio.Protocol):
         self._url = b""
         self._headers: Headers = []
         self._head_bytes = 0
+        self._is_in_head = False
+        self._num_dropped = 0
         self._incoming: HttpCall | None = None
         """The call whose request is being received, or was last."""
         self._current: HttpCall | None = None
@@ -118,6 +122,8 @@ class HttpConnection(asyncio.Protocol):
         """The client is there."""
         self._transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
+        if self._connections.is_stopping:
+            self.close()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - whatever the reason
         """The client is gone."""
@@ -145,10 +151,13 @@ class HttpConnection(asyncio.Protocol):
                 self._refuse(431)
 
     def _feed(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            self._feed(self._without_offer() + data[offer.args[0] :])
+        while data:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = self._without_offer() + data[offer.args[0] :]
+            else:
+                return
 
     def _without_offer(self) -> bytes:
         """Another protocol is offered and not taken. The parser leaves the request there, so a new one takes over, with
@@ -166,24 +175,29 @@ class HttpConnection(asyncio.Protocol):
         self.is_full = False
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
+        self._go_on()
 
     # ------------------------------------------------------------------------------------------------ from the parser
 
     def on_message_begin(self) -> None:
         """A request."""
-        self._url, self._headers = b"", []
+        self._url, self._headers, self._is_in_head = b"", [], True
 
     def on_url(self, url: bytes) -> None:
         """A part of its target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header of it."""
-        self._headers.append((name.lower(), value))
+        """A header of it; what stands behind a body as one is none (RFC 9110, 6.5.1)."""
+        if self._is_in_head:
+            self._headers.append((name.lower(), value))
+        else:
+            self._head_bytes += len(name) + len(value)
 
     def on_headers_complete(self) -> None:
         """Its head is whole. It waits for the answers to those before it, and while one waits no more is read."""
-        self._head_bytes = 0
+        self._head_bytes = self._num_dropped = 0
+        self._is_in_head = False
         if self._is_resuming:
             self._is_resuming = False
             return
@@ -199,17 +213,17 @@ class HttpConnection(asyncio.Protocol):
             is_http10=is_http10,
         )
         self._incoming = HttpCall(head, self)
-        if self._current is None:
-            self._start(self._incoming)
-        else:
-            self._next.append(self._incoming)
-            self._transport.pause_reading()
+        self._next.append(self._incoming)
+        self._go_on()
         self._note_idle()
 
     def on_body(self, body: bytes) -> None:
         """Some of its body."""
         assert self._incoming is not None, "behind its head"
         self._incoming.feed(body)
+        self._num_dropped += len(body) * self._incoming.finished
+        if self._num_dropped > _MAX_DROPPED:
+            self.close()
         self._note_idle()
 
     def on_message_complete(self) -> None:
@@ -225,8 +239,14 @@ class HttpConnection(asyncio.Protocol):
         self.idle_since = None if is_busy else time.monotonic()
 
     def _refuse(self, status: int) -> None:
-        """What has come is no request; what came before it is answered, if that is still to be done, and no more."""
-        if self._current is None:
+        """What has come is no request, or no body of one; what came before is answered, if that is still to be done."""
+        if self._incoming is not None and not self._incoming.is_whole:
+            if self._incoming.finished:
+                self.close()
+            else:
+                self._incoming.fail()
+                self._answer_last()
+        elif self._current is None and not self._next:
             self.write(response_head(status, [(b"content-length", b"0")], keep_alive=False))
             self.close()
         else:
@@ -238,6 +258,17 @@ class HttpConnection(asyncio.Protocol):
         self.close_when_idle()
 
     # ------------------------------------------------------------------------------------------------------- the calls
+
+    def _go_on(self) -> None:
+        """Start the next call, unless one is in work or the client does not take what it was sent."""
+        if self._is_lost:
+            return
+        if self._current is None and self._next and not self.is_full:
+            self._start(self._next.popleft())
+        if self._next:
+            self._transport.pause_reading()
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _start(self, call: HttpCall) -> None:
         self._current = call
@@ -251,10 +282,8 @@ class HttpConnection(asyncio.Protocol):
             self._connections.remove(self)
         elif not call.finished or not call.keep_alive:
             self.close()
-        elif self._next:
-            self._start(self._next.popleft())
-            if not self._next:
-                self._transport.resume_reading()
+        else:
+            self._go_on()
         self._note_idle()
 
     # -------------------------------------------------------------------------------------------------------- writing

@@ -138,6 +138,7 @@ def _held(host: str, port: int) -> Iterator[int]:
             alone.bind((host, port))
             port = alone.getsockname()[1]
         with socket.socket(family) as held:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             held.bind((host, port))
             yield port

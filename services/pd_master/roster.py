@@ -120,7 +120,9 @@ class Roster:
     def snapshot(self) -> Snapshot:
         """All workers with a session, for the selector and for people."""
         present = [one for one in self._workers.values() if one.session is not None]
-        heard = {one.part for one in present if not self._is_quiet(one)}
+        heard = {
+            one.part for one in present if not self._is_quiet(one) and self._view(one, passed_over=False).takes_work
+        }
         views = [self._view(one, passed_over=one.part in heard and self._is_quiet(one)) for one in present]
         return Snapshot(tuple(views), self._draw.random())
 

@@ -82,7 +82,7 @@
 {{/* Whether ucxTls, where it lists what UCX may use, leaves the lane in that requireLane asks for: dict key values */}}
 {{- define "sluice.validateLane" -}}
 {{- $v := .values -}}
-{{- $words := dict "rdma" "all|ib|rc|ud|dc|gga" "cuda_ipc" "all|cuda" "sm" "all|sm|shm|mm|posix|sysv|cma|knem|xpmem" "tcp" "all|tcp" -}}
+{{- $words := dict "rdma" "all|ib|rc|ud|dc|gga" "cuda_ipc" "all|cuda_ipc|cuda\\s*(,|$)" "sm" "all|sm|shm|mm|posix|sysv|cma|knem|xpmem" "tcp" "all|tcp" -}}
 {{- if and $v.ucxTls (ne $v.requireLane "any") (not (hasPrefix "^" $v.ucxTls)) -}}
 {{- if not (regexMatch (printf "(^|,)\\s*\\\\?(%s)" (index $words $v.requireLane)) $v.ucxTls) }}{{ fail (printf "%s.ucxTls: %s leaves out what requireLane %s needs" .key $v.ucxTls $v.requireLane) }}{{ end -}}
 {{- end -}}

@@ -13,9 +13,11 @@ def frame_to_proto(frame: Deltas) -> pb.DeltaFrame:
     """Inverse of `frame_from_proto`, but for the order of different choices."""
     if not frame.in_columns:
         return pb.DeltaFrame(deltas=[_one_to_proto(one) for one in frame.deltas])
-    tokens = [one for one in frame.deltas if _is_token(one.delta)]
-    others = [_one_to_proto(one) for one in frame.deltas if not _is_token(one.delta)]
-    return pb.DeltaFrame(deltas=others, columns=_columns(tokens))
+    tokens: list[AttemptDelta] = []
+    others: list[AttemptDelta] = []
+    for one in frame.deltas:
+        (tokens if _is_token(one.delta) else others).append(one)
+    return pb.DeltaFrame(deltas=[_one_to_proto(one) for one in others], columns=_columns(tokens))
 
 
 def frame_from_proto(proto: pb.DeltaFrame) -> Deltas:

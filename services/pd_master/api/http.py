@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from services.common.errors import RequestAbortedError, RequestTooLargeError
+from services.common.errors import InvalidRequestError, RequestAbortedError, RequestTooLargeError
 from services.pd_master.api.response_head import Headers, response_head
 
 JSON = b"application/json"
@@ -71,6 +71,7 @@ class HttpCall:
         "_wire",
         "finished",
         "headers_out",
+        "is_broken",
         "is_gone",
         "is_whole",
         "keep_alive",
@@ -94,6 +95,8 @@ class HttpCall:
         self._more: asyncio.Future[None] | None = None
         self.is_whole = False
         """All of the request has come."""
+        self.is_broken = False
+        """What came as its body is none."""
         self.is_gone = False
         """The client has closed the connection."""
         self.on_gone: Callable[[], None] | None = None
@@ -118,6 +121,11 @@ class HttpCall:
     def complete(self) -> None:
         """The body ends."""
         self.is_whole = True
+        self._wake()
+
+    def fail(self) -> None:
+        """What comes is no body."""
+        self.is_broken, self.keep_alive = True, False
         self._wake()
 
     def lost(self) -> None:
@@ -151,17 +159,25 @@ class HttpCall:
         declared = self.header(b"content-length")
         if declared.isdecimal() and int(declared) > max_bytes:
             raise _too_large(max_bytes)
-        if not self.is_whole and not self._parts and self.header(b"expect").lower() == "100-continue":
+        if self._is_waited_for:
             self._wire.write(_CONTINUE)
         while True:
             if self._size > max_bytes:
                 raise _too_large(max_bytes)
             if self.is_whole:
                 return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            if self.is_broken:
+                raise InvalidRequestError("the request's body is not framed as HTTP/1.1 has it")
             if self.is_gone:
                 raise ClientGoneError("the client went away while sending the request")
             self._more = asyncio.get_running_loop().create_future()
             await self._more
+
+    @property
+    def _is_waited_for(self) -> bool:
+        """Whether the client keeps the body until it is told to go on. HTTP/1.0 has no such expectation."""
+        waits = not self.is_whole and not self._parts and not self._head.is_http10
+        return waits and self.header(b"expect").lower() == "100-continue"
 
     # -------------------------------------------------------------------------------------------------------- answer
 
@@ -193,6 +209,8 @@ class HttpCall:
     def _begin(self, status: int, headers: Headers) -> bytes:
         self.started = True
         self.status = status
+        if self._is_waited_for:
+            self.keep_alive = False  # whether the body still comes is the client's to choose
         return response_head(status, [*headers, *self.headers_out], keep_alive=self.keep_alive)
 
     @property
@@ -203,6 +221,8 @@ class HttpCall:
 
     def write_now(self, events: bytes) -> None:
         """Send encoded events from wherever the caller is, with no task in between."""
+        if not events:
+            return  # an empty chunk would be the end
         self._wire.write(events if self._head.is_http10 else b"%x\r\n%b\r\n" % (len(events), events))
 
     async def write(self, events: bytes) -> None:

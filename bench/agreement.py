@@ -6,7 +6,8 @@
 A machine that others use too is now faster and now slower. So each replay stands between two fits of the cost model,
 and is simulated with the mean of both; the last lines are medians over the rounds and how far the rounds are apart.
 The server should have its prefix cache off, since every round sends the same prompts, and must have one worker of each
-role and `--local-prefill-tokens 0`: the simulator's decode workers compute no prompts. Outputs are as long as in the trace, which the simulated Router is told as well.
+role and `--local-prefill-tokens 0`: the simulator's decode workers compute no prompts. Outputs are as long as in the
+trace, which the simulated Router is told as well.
 """
 
 from __future__ import annotations

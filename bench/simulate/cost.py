@@ -16,8 +16,8 @@ FOLDER = Path(__file__).parent / "costs"
 
 
 PUSH_TAIL_TOKENS = 128
-"""The last tokens of a prompt with none behind it are a chunk of their own, as `push_tail_tokens` of `services.engine.config` says: while
-they are computed, what is before them is sent."""
+"""The last tokens of a prompt with none behind it are a chunk of their own, as `push_tail_tokens` of
+`services.engine.config` says: while they are computed, what is before them is sent."""
 
 
 def num_steps(prompt_tokens: int) -> int:

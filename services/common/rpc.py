@@ -13,7 +13,8 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 KEEPALIVE_TIME_MS = 2_000
 """Pings on a connection: with the timeout below, a peer that vanished without a FIN breaks its streams in 6 s.
 
-With the default timeout masters end sessions to silent workers before that; a process that gets no turn for a while keeps its connections.
+With the default timeout masters end sessions to silent workers before that; a process that gets no turn for a while
+keeps its connections.
 """
 KEEPALIVE_TIMEOUT_MS = 4_000
 

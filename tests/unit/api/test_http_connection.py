@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from services.common.errors import RequestTooLargeError
+from services.common.errors import InvalidRequestError, RequestTooLargeError
 from services.pd_master import http_connection
 from services.pd_master.api.http import ClientGoneError, HttpCall, UntilDisconnect
 from services.pd_master.http_server import Address, HttpServer
@@ -32,6 +32,13 @@ class Server:
                     await self.go_on.wait()
             except ClientGoneError:
                 self.seen.put_nowait("gone")
+        if call.path == "/large":
+            await call.reply(200, bytes(1 << 20))
+            return
+        if call.path == "/trailed":
+            await call.body(1000)
+            await call.reply(200, call.header(b"x-late").encode() or b"none")
+            return
         if call.path == "/events":
             await call.start_events()
             for event in (b"one", b"two"):
@@ -42,6 +49,9 @@ class Server:
             body = await call.body(1000)
         except RequestTooLargeError:
             await call.reply(413, b"large")
+            return
+        except InvalidRequestError:
+            await call.reply(400, b"broken")
             return
         await call.reply(200, f"{call.method} {call.path} ".encode() + body)
 
@@ -234,3 +244,38 @@ async def test_what_outlasts_the_drain_is_cut() -> None:
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
     writer.close()
+
+
+async def test_answers_that_nobody_reads_hold_back_the_requests_behind_them(server: Server) -> None:
+    reader, writer = await server.connect()
+    writer.write(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n" * 100)
+    for _ in range(2):
+        await asyncio.wait_for(server.seen.get(), 10)
+    await asyncio.sleep(0.2)
+    assert server.seen.qsize() < 20
+    for _ in range(100):
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        await asyncio.wait_for(reader.readexactly(1 << 20), 10)
+    writer.close()
+
+
+async def test_what_stands_behind_a_body_is_no_header(server: Server) -> None:
+    post = b"POST /trailed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    answer = await server.ask(post + b"1\r\na\r\n0\r\nx-late: yes\r\n\r\n")
+    assert answer.endswith(b"none")
+
+
+async def test_trailers_without_end_are_cut_off(server: Server) -> None:
+    post = b"POST /trailed HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+    reader, writer = await server.connect()
+    writer.write(post + b"a: b\r\n" * 40_000)
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+    writer.close()
+
+
+async def test_a_body_that_is_none_is_answered_at_once(server: Server) -> None:
+    answer = await server.ask(b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n", b"zz\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.endswith(b"broken")

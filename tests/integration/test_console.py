@@ -20,6 +20,13 @@ WATCH = """window.seen = new Set(); const log = document.getElementById("log");
 new MutationObserver(() => seen.add(log.lastChild.textContent)).observe(log, { childList: true, subtree: true }); 0"""
 """Every text that the answer has had: a stream has many."""
 
+SHORT = """
+const send = window.fetch;
+window.fetch = (url, init) =>
+  send(url, init?.body ? { ...init, body: JSON.stringify({ ...JSON.parse(init.body), max_tokens: 120 }) } : init);
+"""
+"""The page asks for no length, and a sampled story may fill the model's context."""
+
 
 @pytest.fixture(scope="module")
 def cluster(model_dir: Path, log_dir: Path) -> Iterator[Cluster]:
@@ -37,6 +44,7 @@ def test_a_message_is_answered_in_pieces_beside_live_workers(cluster: Cluster, t
         browser.wait("document.getElementById('model').value")
         browser.evaluate(LOAD)
         browser.evaluate(WATCH)
+        browser.evaluate(SHORT)
         browser.evaluate("document.getElementById('message').focus()")
         browser.type("Tell me a long story about a lighthouse.")
         browser.wait("seen.size > 3 || document.querySelector('.turn .error')")

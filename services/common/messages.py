@@ -114,8 +114,8 @@ class Submit(msgspec.Struct, frozen=True):
     """A new attempt. Repeating it is harmless: an attempt that is known or stale is not taken twice."""
 
     key: AttemptKey
-    """`key.request_id` names the sequence group on the wire: the request's id, or `<id>.<choice>` for a choice that
-    goes on alone after a retry (R11), so that attempt numbers of one name always rise."""
+    """`key.request_id` names the sequence group on the wire: the request's id, or one of its own for a choice that goes
+    on alone after a retry (R11), so that attempt numbers of one name always rise."""
     request: Request
     choices: tuple[int, ...]
     output_ids: list[int]

@@ -130,7 +130,7 @@ class _Processes:
 
 @contextlib.contextmanager
 def _held(host: str, port: int) -> Iterator[int]:
-    """Take a port that nobody else has, and keep it without listening. Port 0 takes a free one. Raises ConfigError."""
+    """Keep a port on which nobody listens, without listening. Port 0 takes a free one. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as alone:  # refused where anybody listens, shared or not

@@ -5,6 +5,7 @@ it fails. Refused for load before anything was delivered, it fails at once: the 
 here.
 """
 
+import hashlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -286,7 +287,7 @@ def _split(branch: Branch) -> list[Branch]:
     alone = [
         Branch(
             inflight,
-            f"{inflight.request.request_id}.{choice.index}",
+            _id_alone(inflight.request.request_id, choice.index),
             {choice.index: choice},
             num_attempts=branch.num_attempts,
             excluded=set(branch.excluded),
@@ -297,6 +298,11 @@ def _split(branch: Branch) -> list[Branch]:
     branch.choices = done
     inflight.branches.extend(alone)
     return alone
+
+
+def _id_alone(request_id: str, choice: int) -> str:
+    """What a choice is called on its own: an id as any other, which begins as the request's for who reads logs."""
+    return request_id[:24] + hashlib.blake2b(f"{request_id}.{choice}".encode(), digest_size=4).hexdigest()
 
 
 def overloaded(message: str, retry_after_s: float | None) -> OverloadedError:

@@ -15,11 +15,14 @@ from services.common.ipc import AttemptKey
 from services.common.request import Delta, Request, SamplingParams, StopParams
 from sluice.v1 import reservation_pb2, types_pb2, worker_pb2
 
-KEY = AttemptKey("ab", 1)
+ID = "ab" * 16
+KEY = AttemptKey(ID, 1)
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - a type annotation of any form
     """Any value of a domain type, its collections not empty."""
+    if kind is AttemptKey:
+        return st.builds(AttemptKey, st.integers(0, 2**128 - 1).map("{:032x}".format), st.integers(1, 2**31 - 1))
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return st.fixed_dictionaries({field.name: values_of(field.type) for field in msgspec.structs.fields(kind)}).map(
             lambda fields: kind(**fields)
@@ -119,7 +122,7 @@ def test_every_64_bit_seed_crosses(seed: int) -> None:
     [
         messages.Abort([]),
         messages.Peers([]),
-        messages.Submit(KEY, Request("ab", "m", [0], SamplingParams(0.0), StopParams(1)), (0,), [], None, 0.0),
+        messages.Submit(KEY, Request(ID, "m", [0], SamplingParams(0.0), StopParams(1)), (0,), [], None, 0.0),
     ],
 )
 def test_empty_parts_cross(message: messages.MasterMessage) -> None:
@@ -146,7 +149,7 @@ def _columns(**fields: Any) -> worker_pb2.WorkerServiceSessionResponse:
     return worker_pb2.WorkerServiceSessionResponse(deltas=frame)
 
 
-NAMED = worker_pb2.AttemptKey(request_id="ab", attempt=1)
+NAMED = worker_pb2.AttemptKey(request_id=ID, attempt=1)
 EVENT = worker_pb2.AttemptEvent
 
 
@@ -156,10 +159,11 @@ EVENT = worker_pb2.AttemptEvent
         (worker_pb2.WorkerServiceSessionRequest(), "message"),
         (_submit(), "submit.choices"),
         (_submit(choices=[0]), "key.request_id"),
-        (_submit(choices=[0], key=worker_pb2.AttemptKey(request_id="ab")), "key.attempt"),
+        (_submit(choices=[0], key=worker_pb2.AttemptKey(request_id=ID)), "key.attempt"),
+        (_submit(choices=[0], key=worker_pb2.AttemptKey(request_id=f"{ID}.1", attempt=1)), "key.request_id"),
         (_submit(choices=[0], key=NAMED), "request.request_id"),
         (
-            _submit(choices=[0], key=NAMED, request=worker_pb2.GenerationRequest(request_id="ab", prompt_ids=[1])),
+            _submit(choices=[0], key=NAMED, request=worker_pb2.GenerationRequest(request_id=ID, prompt_ids=[1])),
             "stop.max_new_tokens",
         ),
         (
@@ -191,9 +195,9 @@ def test_master_message_that_cannot_be_read_names_the_field(
             ),
             "hello.role",
         ),
-        (_columns(request_ids=["ab"], attempts=[1], choices=[0]), "deltas.columns"),
+        (_columns(request_ids=[ID], attempts=[1], choices=[0]), "deltas.columns"),
         (_columns(request_ids=[""], attempts=[1]), "deltas.columns.request_ids"),
-        (_columns(request_ids=["ab"], attempts=[0]), "deltas.columns.attempts"),
+        (_columns(request_ids=[ID], attempts=[0]), "deltas.columns.attempts"),
     ],
 )
 def test_worker_message_that_cannot_be_read_names_the_field(

@@ -1,10 +1,13 @@
 """Keys, references and enums that all sessions share."""
 
+import re
+
 from services.common.ipc import AttemptKey
 from services.common.messages import FailureCause, LiveAttempt, MasterRef, Peer, RefusalReason, Role, WorkerRef
-from services.common.wire.errors import require
+from services.common.wire.errors import WireError, require
 from sluice.v1 import worker_pb2
 
+_ID = re.compile("[0-9a-f]{32}")
 _REFUSALS = {reason: worker_pb2.RefusalReason.Value(f"REFUSAL_REASON_{reason.name}") for reason in RefusalReason}
 _CAUSES = {cause: worker_pb2.FailureCause.Value(f"FAILURE_CAUSE_{cause.name}") for cause in FailureCause}
 _ROLES = {role: worker_pb2.WorkerRole.Value(f"WORKER_ROLE_{role.name}") for role in Role}
@@ -23,8 +26,9 @@ def key_to_proto(key: AttemptKey) -> worker_pb2.AttemptKey:
 
 
 def key_from_proto(proto: worker_pb2.AttemptKey) -> AttemptKey:
-    """WireError when a part is missing: attempts count from 1."""
-    require(bool(proto.request_id), "key.request_id")
+    """WireError when a part is missing or no id: attempts count from 1, and payloads carry an id's 16 bytes."""
+    if not _ID.fullmatch(proto.request_id):
+        raise WireError(f"key.request_id is not 32 hexadecimal digits: {proto.request_id!r}", param="key.request_id")
     require(proto.attempt > 0, "key.attempt")
     return AttemptKey(proto.request_id, proto.attempt)
 

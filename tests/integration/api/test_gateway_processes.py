@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 import signal
+import socket
 import sys
 from collections import Counter
 from pathlib import Path
@@ -121,9 +122,21 @@ async def test_wrong_configuration_ends_all_at_once(tmp_path: Path) -> None:
     assert b"--api-keys-file" in errors
 
 
-def test_a_port_that_somebody_has_is_refused_though_it_could_be_shared() -> None:
-    with _held("127.0.0.1", 0) as port, pytest.raises(ConfigError, match=str(port)), _held("127.0.0.1", port):
-        pass
+def test_a_port_on_which_somebody_listens_is_refused_though_it_could_be_shared() -> None:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as somebody:
+        port = somebody.getsockname()[1]
+        with pytest.raises(ConfigError, match=str(port)), _held("127.0.0.1", port):
+            pass
+
+
+def test_a_port_whose_last_connection_has_just_ended_can_be_taken_again() -> None:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as former:
+        port = former.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            former.accept()[0].close()  # the side that closes first keeps the port in TIME_WAIT
+            assert client.recv(1) == b""
+    with _held("127.0.0.1", port) as held:
+        assert held == port
 
 
 def test_a_page_of_all_names_each_family_once_and_the_process_of_each_sample() -> None:

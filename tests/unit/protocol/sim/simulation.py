@@ -47,8 +47,9 @@ class Simulation:
             self.start_master(f"m{number}")
 
     def request(self, request_id: str) -> Request:
-        """For the engines."""
-        return self._requests[request_id.split(".")[0]]
+        """For the engines. An id has 16 bytes in payloads; that of a choice alone begins as its request's."""
+        assert len(bytes.fromhex(request_id)) == 16
+        return self._requests[request_id[:24]]
 
     @property
     def alive(self) -> list[Worker]:
@@ -117,7 +118,7 @@ class Simulation:
         prompt = [1 + number % 7, number % 50, number % 11, number % 13, number % 17][: 1 + number // 7 % 5]
         stop = StopParams(limit, stop_strings=("stop",) if with_stop else (), ignore_eos=number % 3 == 0)
         request = Request(
-            f"r{next(self._numbers)}",
+            f"{next(self._numbers):024x}{0:08x}",
             "m",
             prompt,
             SamplingParams(num_prompt_logprobs=0 if number % 4 == 1 else None),
@@ -126,7 +127,7 @@ class Simulation:
             queue_budget_s=NEVER_S if number % 10 else 10.0,
             deadline_s=NEVER_S if number % 11 else 20.0,
         )
-        self._requests[request.request_id] = request
+        self._requests[request.request_id[:24]] = request
         master.draw = (number % 97) / 97
         client = master.submit(request, self.now)
         self.clients.append(client)

@@ -17,9 +17,11 @@ import asyncio
 import itertools
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import httpx
 import numpy as np
@@ -59,13 +61,22 @@ class Prober:
         self._clock = started()
         self._numbers = itertools.count(1_000_000)
 
-    async def _stream(self, prompt_tokens: int, output_tokens: int) -> list[float]:
-        """When each event with output came; the first element is the start. Raises RuntimeError where it failed."""
+    async def _stream(
+        self, prompt_tokens: int, output_tokens: int, came: Callable[[int], None] = lambda _: None
+    ) -> list[float]:
+        """When each event with output came; the first element is the start. came: told how many have, with each.
+        Raises RuntimeError where the stream failed."""
         number, times = next(self._numbers), [self._clock()]
         story = Story(number, Arrival(times[0], prompt_tokens, output_tokens), output_tokens)
-        await play(self._client, story, self._asked, Play(self._clock, times.append))
+
+        def note(at_s: float) -> None:
+            times.append(at_s)
+            came(len(times) - 1)
+
+        await play(self._client, story, self._asked, Play(self._clock, note))
         if story.refused:
-            raise RuntimeError(f"the server refused a prompt of {prompt_tokens} tokens: {story.refused}")
+            asked = f"a prompt of {prompt_tokens} tokens, {output_tokens} to come"
+            raise RuntimeError(f"the server refused {asked}: {story.refused}")
         if len(times) < min(output_tokens, 3) + 1:
             raise RuntimeError(f"{output_tokens} tokens came in {len(times) - 1} events: no step can be told from them")
         return times
@@ -76,16 +87,23 @@ class Prober:
         return statistics.median(times[1] - times[0] for times in found)
 
     async def beside_decode(self, lengths: Sequence[int], rounds: int, rows: int) -> float:
-        """How much longer the first token takes while so many streams decode, as a share: the median over lengths."""
+        """How much longer the first token takes while so many streams decode, as a share: the median over lengths.
+        Raises RuntimeError where a stream failed, or ended before the last prompt was timed."""
         alone = [await self.first_token_s(n, rounds) for n in lengths]
-        streams = [asyncio.create_task(self._stream(lengths[0], _LONG)) for _ in range(rows)]
-        await self.first_token_s(lengths[0], 1)  # comes when all of them decode
-        beside = [await self.first_token_s(n, rounds) for n in lengths]
-        if any(stream.done() for stream in streams):
-            raise RuntimeError(f"streams of {_LONG} tokens ended while prompts were timed beside them")
-        for stream in streams:
-            stream.cancel()
-        await asyncio.gather(*streams, return_exceptions=True)
+        streams, decoding = [], []
+        for _ in range(rows):
+            decodes = asyncio.Event()
+            stream = self._stream(lengths[0], _LONG, partial(_note_decoding, decodes))
+            streams.append(asyncio.create_task(stream))
+            decoding.append(asyncio.create_task(decodes.wait()))
+        try:
+            await _all_decode(streams, decoding)
+            beside = [await self.first_token_s(n, rounds) for n in lengths]
+            _check_running(streams)
+        finally:
+            for task in (*streams, *decoding):
+                task.cancel()
+            await asyncio.gather(*streams, *decoding, return_exceptions=True)
         return max(statistics.median(slow / fast - 1 for slow, fast in zip(beside, alone, strict=True)), 0.0)
 
     async def step_s(self, rows: int, context: int, output_tokens: int) -> tuple[float, float, float]:
@@ -108,6 +126,28 @@ class Prober:
         )
         step_s = statistics.median(steps)
         return step_s, context + produced, statistics.median(times[2] - times[1] for times in streams) - step_s
+
+
+def _note_decoding(decodes: asyncio.Event, num_events: int) -> None:
+    """The first token is the prefill worker's: only with the second is a stream known to decode."""
+    if num_events > 1:
+        decodes.set()
+
+
+async def _all_decode(streams: list[asyncio.Task[list[float]]], decoding: list[asyncio.Task[Literal[True]]]) -> None:
+    """Wait for the last of them, or for the first stream that ends, which none may. Raises RuntimeError then."""
+    waiting: set[asyncio.Task[Any]] = set(decoding)
+    while waiting:
+        _, pending = await asyncio.wait({*streams, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+        _check_running(streams)
+        waiting &= pending
+
+
+def _check_running(streams: list[asyncio.Task[list[float]]]) -> None:
+    for stream in streams:
+        if stream.done():
+            stream.result()  # raises its own error where it failed
+            raise RuntimeError(f"streams of {_LONG} tokens ended while prompts were timed beside them")
 
 
 async def measure(prober: Prober, asked: argparse.Namespace) -> Costs:

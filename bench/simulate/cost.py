@@ -12,16 +12,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.engine.config import PUSH_TAIL_TOKENS
+
 FOLDER = Path(__file__).parent / "costs"
 
 
-PUSH_TAIL_TOKENS = 128
-"""The last tokens of a prompt with none behind it are a chunk of their own, as `push_tail_tokens` of
-`services.engine.config` says: while they are computed, what is before them is sent."""
-
-
 def num_steps(prompt_tokens: int) -> int:
-    """Of a prompt that is alone, where a step could take all of it."""
+    """Of a prompt that is alone, where a step could take all of it: its last tokens are a chunk of their own, so that
+    what is before them is sent while they are computed."""
     return 2 if prompt_tokens > PUSH_TAIL_TOKENS else 1
 
 

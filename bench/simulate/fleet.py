@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from bench.simulate.backfill import Backfill
-from bench.simulate.cost import PUSH_TAIL_TOKENS, Costs
+from bench.simulate.cost import Costs
 from bench.simulate.decode import DecodeWorker, Key
 from bench.simulate.prefill import PrefillWorker
 from bench.simulate.rules import lengths_of
@@ -22,6 +22,7 @@ from bench.simulate.story import Story
 from bench.simulate.timeline import Timeline
 from bench.simulate.trace import Arrival
 from services.common.errors import SluiceError
+from services.engine.config import PUSH_TAIL_TOKENS
 from services.pd_master.selector import MISSING_WEIGHT
 from services.router.scheduler import plan
 from services.router.work import QueuedWork, RouterConfig, WorkKind

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Protocol
 
 from bench.simulate.blocks import BlockCache
-from bench.simulate.cost import PUSH_TAIL_TOKENS, Costs
+from bench.simulate.cost import Costs
 from bench.simulate.story import Story
 from bench.simulate.timeline import Timeline
 from bench.simulate.trace import BLOCK_TOKENS
 from services.common.errors import SluiceError
+from services.engine.config import PUSH_TAIL_TOKENS
 from services.router import events
 from services.router.router import Outlets, Router
 from services.router.work import QueuedWork, RouterConfig

@@ -14,6 +14,9 @@ class ConfigError(Exception):
     """The configuration or the model folder cannot be used; the message names the key and what is allowed."""
 
 
+PUSH_TAIL_TOKENS = 128
+
+
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One engine's settings; the control process fills it from its own flags of the same names."""
 
@@ -50,7 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Rows: sequences that compute or decode at once."""
     chunk_tokens: int = 512
     """Prompt tokens computed in one step, all prompts together."""
-    push_tail_tokens: int = 128
+    push_tail_tokens: int = PUSH_TAIL_TOKENS
     """The last chunk of a prompt to hand over is split: at most so many tokens are left to push when compute ends."""
     prefix_cache: bool = True
     pipeline_depth: int | None = None

@@ -15,13 +15,14 @@ An engine that stands still is no loss: its worker says so itself, and what it h
 
 A refused connection is the word of its host that nobody listens there any more. Out of reach may as well be this
 master's own network: if more than half the workers are, all at once, or this process itself did not run, nobody is
-declared lost yet. A few seconds later that has no point any more: by then the workers have ended this master's attempts
-themselves (R7).
+declared lost yet. Quiet ones count for that too: in an outage of the master the sessions end one after the other, up to
+a beat apart, and the first would be declared lost before the last has ended. A few seconds later holding back has no
+point any more: by then the workers have ended this master's attempts themselves (R7).
 
 Pure: the caller passes the time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,13 +42,15 @@ class _Worker:
     down_since: float | None = None
     patience_s: float = 0.0
     """From then on until it is lost."""
+    is_quiet: bool = False
+    """It has a session, and has said nothing on it for long."""
     is_refused: bool = False
     is_stalled: bool = False
 
     @property
     def is_silent(self) -> bool:
         """Not heard of, for a reason that others may share; a refused connection is a reason of its own."""
-        return self.down_since is not None and not self.is_refused
+        return (self.down_since is not None or self.is_quiet) and not self.is_refused
 
     @property
     def is_in_trouble(self) -> bool:
@@ -109,10 +112,13 @@ class Liveness:
         """It is known to be gone by other means."""
         self._workers.pop(worker, None)
 
-    def tick(self, now: float) -> list[Lost]:
-        """Return whom to give up. Called several times a second. A stalled worker is heard of: this master's network
-        is not what ails it, and it delays no verdict over those that are silent."""
+    def tick(self, now: float, quiet: Collection[WorkerRef] = ()) -> list[Lost]:
+        """Return whom to give up. quiet: who has a session and has said nothing for `quiet_s`. Called several times a
+        second. A stalled worker is heard of: this master's network is not what ails it, and it delays no verdict over
+        those that are silent."""
         self._discount_lag(now)
+        for worker, known in self._workers.items():
+            known.is_quiet = worker in quiet
         hold = self._is_most(one.is_silent for one in self._workers.values())
         lost = [
             Lost(worker, one.is_refused)

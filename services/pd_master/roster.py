@@ -159,7 +159,8 @@ class Roster:
 
     def sweep(self) -> None:
         """Give up whom nobody has heard of for long. Several times a second."""
-        for worker, crashed in self.liveness.tick(self._clock()):
+        quiet = {worker for worker, one in self._workers.items() if self._is_quiet(one)}
+        for worker, crashed in self.liveness.tick(self._clock(), quiet):
             self._lose(worker, crashed=crashed)
 
     def reconcile(self) -> None:

@@ -64,6 +64,32 @@ def test_when_most_workers_fall_silent_at_once_none_is_given_up_before_they_gave
     assert {one.worker for one in lost_by(liveness, 8.0, 8.0)} == set(WORKERS[:3])
 
 
+def test_quiet_workers_count_as_silent_while_their_sessions_last() -> None:
+    first, second = WORKERS[:2]
+    liveness = present(first, second)
+    liveness.down(first, 4.0, silent_s=liveness.silence_s)
+    assert liveness.tick(5.0, {second}) == []
+    liveness.down(second, 5.0, silent_s=liveness.silence_s)
+    assert lost_by(liveness, 11.75, 5.25) == []
+    assert {one.worker for one in lost_by(liveness, 13.0, 12.0)} == {first, second}
+
+
+def test_a_worker_that_was_quiet_and_speaks_again_delays_no_verdict() -> None:
+    first, second = WORKERS[:2]
+    liveness = present(first, second)
+    liveness.down(first, 4.0, silent_s=liveness.silence_s)
+    assert liveness.tick(5.0, {second}) == []
+    assert [one.worker for one in liveness.tick(5.25)] == [first]
+
+
+def test_nothing_moves_from_a_stalled_engine_to_quiet_workers() -> None:
+    liveness = present(*WORKERS)
+    liveness.tick(0.0, set(WORKERS[1:3]))
+    assert not liveness.stalled(WORKERS[0], is_stalled=True)
+    liveness.tick(0.25)
+    assert liveness.stalled(WORKERS[0], is_stalled=True)
+
+
 def test_half_of_the_workers_is_not_most() -> None:
     liveness = present(*WORKERS[:2])
     liveness.down(WORKERS[0], 0.0)

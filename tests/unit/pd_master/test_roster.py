@@ -99,3 +99,20 @@ def test_what_a_start_that_is_lost_still_says_has_no_effect(roster: Roster) -> N
     roster.said(before, CacheChanges(1, 0, [], []))
     assert work.said == [before, after]
     assert [view.worker for view in roster.snapshot().workers] == [after]
+
+
+def test_at_an_outage_of_the_master_the_first_session_that_ends_is_not_lost_before_the_last_has_ended() -> None:
+    now = [0.0]
+    roster = Roster(MasterRef("m", "1"), PendingLoad(), lambda: now[0])
+    roster.handler = work = Work()
+    (first, one), (second, _) = come(roster, "p0", Role.PREFILL), come(roster, "d0", Role.DECODE)
+    first.quiet_s = roster.liveness.silence_s
+    second.quiet_s = roster.liveness.silence_s - 1.0
+    roster.down(first, one)
+    for tick in range(8):
+        now[0] = tick / 4
+        roster.sweep()
+    assert work.lost == []
+    second.quiet_s = 0.0
+    roster.sweep()
+    assert work.lost == [(one, False)]

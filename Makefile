@@ -15,6 +15,8 @@ TORCH_INDEX ?=
 ARGS ?=
 
 FUZZ_S ?= 300
+CHAOS_S ?= 300
+SEED ?= $(shell date +%s)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -68,7 +70,7 @@ setup: $(VENV)/.installed gen/.stamp ## make the virtual environment, the stubs 
 gen: gen/.stamp ## make the gRPC stubs when a proto has changed
 
 # ---------------------------------------------------------------------------------------------------------------- use
-.PHONY: run test test-cluster fuzz check clean
+.PHONY: run test test-cluster fuzz chaos check clean
 run: setup ## start pd_master, prefill and decode workers on this machine; options in ARGS="..."
 	@exec $(BIN)/sluice up $(ARGS)
 
@@ -84,6 +86,10 @@ test-cluster: setup ## run the tests that need a real Kubernetes, which SLUICE_T
 # Longer than the fixed bodies that `make test` sends.
 fuzz: setup ## explore the API by its OpenAPI document for FUZZ_S seconds
 	@FUZZ_S=$(FUZZ_S) $(BIN)/python -m pytest tests/integration/api/test_fuzz.py $(ARGS)
+
+# What a seed does depends on the machine's pace too: the requests are the same again, and the order of the faults.
+chaos: setup ## all features at once under random faults for CHAOS_S seconds; SEED=N repeats a run's draws
+	@CHAOS_S=$(CHAOS_S) SEED=$(SEED) $(BIN)/python -m pytest -s tests/faults/test_chaos.py $(ARGS)
 
 check: setup ## lint, types, import rules, protos, sizes, chart
 	$(call say,ruff)

@@ -63,7 +63,7 @@ WITHIN_SLO = (
     f"{rate('sluice_gateway_time_to_first_token_seconds_count')}"
 )
 FAILED = (
-    rate("sluice_gateway_requests_total", outcome="overloaded|no_worker|deadline_exceeded|worker_failed|internal.*")
+    rate("sluice_gateway_requests_total", outcome="overloaded|no_worker|shutting_down|deadline_exceeded|worker_failed|internal.*")
     + " / "
     + rate("sluice_gateway_requests_total")
 )

@@ -71,6 +71,15 @@ class NoWorkerError(SluiceError):
     retryable = True
 
 
+class ShuttingDownError(SluiceError):
+    """This gateway ends and cannot wait for the request any longer; another one may take it."""
+
+    code = "shutting_down"
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
+    retryable = True
+
+
 class DeadlineError(SluiceError):
     """The request's total deadline passed."""
 
@@ -81,7 +90,7 @@ class DeadlineError(SluiceError):
 
 
 class RequestAbortedError(SluiceError):
-    """The client, an operator or a drain ended the request."""
+    """The client or an operator ended the request."""
 
     code = "aborted"
     http_status = 499

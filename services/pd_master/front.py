@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 
 from services.common.config import GatewayConfig
-from services.common.errors import RequestAbortedError
+from services.common.errors import ShuttingDownError
 from services.pd_master.api.health import HealthEndpoint
 from services.pd_master.api.routes import build_app
 from services.pd_master.backend import Dispatcher, Models, ServedModel, StageListener
@@ -101,5 +101,5 @@ class Front:
                 await self._gateway.idle()
         except TimeoutError:
             log.warning("%d requests outlast the drain", self._gateway.num_active)
-            await self._gateway.end_all(RequestAbortedError("the server is shutting down"))
+            await self._gateway.end_all(ShuttingDownError("the server is shutting down"))
         await grpc_stopped

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -19,8 +19,8 @@ from services.common.errors import SluiceError
 from services.common.messages import PROTOCOL, MasterHello, MasterMessage, WorkerHello, WorkerMessage, WorkerRef
 from services.common.wire import WireError, master_message_to_proto, worker_message_from_proto
 from services.pd_master.silence import SilenceWatch
+from services.worker.client_stream import written
 from services.worker.outbox import Outbox
-from services.worker.session_errors import LeavingError
 from sluice.v1 import worker_pb2 as pb
 from sluice.v1 import worker_pb2_grpc
 
@@ -95,18 +95,16 @@ class WorkerLink:
         outbox: Outbox[MasterMessage] = Outbox(f"worker at {self.address}")
         outbox.say(self._handler.hello_for(self.worker))
         async with self._dial(self.address) as self.channel:
-            call = worker_pb2_grpc.WorkerServiceStub(self.channel).Session(_protos(outbox))
-            incoming = aiter(call)
-            try:
+            stub: Any = worker_pb2_grpc.WorkerServiceStub(self.channel)
+            call = stub.Session()
+            async with written(call, outbox, master_message_to_proto):
+                incoming = aiter(call)
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
                     hello = await _read(incoming)
                 if not isinstance(hello, WorkerHello) or hello.protocol != PROTOCOL:
                     raise WireError(f"expected a WorkerHello of protocol {PROTOCOL}, got {hello}")
                 backoff.reset()
                 await self._serve(hello, outbox, incoming)
-            finally:
-                outbox.close(LeavingError("the session has ended"))
-                call.cancel()
 
     async def _serve(
         self,
@@ -150,8 +148,3 @@ async def _read(incoming: AsyncIterator[pb.WorkerServiceSessionResponse]) -> Wor
         return worker_message_from_proto(await anext(incoming))
     except StopAsyncIteration:
         raise WireError("the worker ended the stream") from None
-
-
-async def _protos(outbox: Outbox[MasterMessage]) -> AsyncIterator[pb.WorkerServiceSessionRequest]:
-    async for message in outbox.messages():
-        yield master_message_to_proto(message)

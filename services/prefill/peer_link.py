@@ -6,8 +6,7 @@ connecting --DecodeHello of the right incarnation--> up --break--> connecting ..
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import aclosing
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -17,6 +16,7 @@ from services.common.errors import SluiceError
 from services.common.messages import PROTOCOL, Peer, WorkerRef
 from services.common.peer_messages import DecodeHello, DecodeMessage, PrefillHello, PrefillMessage
 from services.common.wire import decode_message_from_proto, prefill_message_to_proto
+from services.worker.client_stream import written
 from services.worker.outbox import Outbox
 from services.worker.session_errors import LeavingError, ProtocolMismatchError
 from services.worker.stream import HELLO_TIMEOUT_S
@@ -85,17 +85,14 @@ class PeerLink:
         async with self._dial(self.peer.address) as channel:
             outbox: Outbox[PrefillMessage] = Outbox(f"decode worker {self.peer.worker.worker_id}")
             outbox.say(self._own)
-            call = reservation_pb2_grpc.ReservationServiceStub(channel).Session(_protos(outbox))
-            incoming = aiter(call)
-            try:
+            stub: Any = reservation_pb2_grpc.ReservationServiceStub(channel)
+            call = stub.Session()
+            async with written(call, outbox, prefill_message_to_proto):
+                incoming = aiter(call)
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    hello = self._checked(decode_message_from_proto(await anext(incoming)))
+                    hello = self._checked(await _read_hello(incoming))
                 backoff.reset()
                 await self._serve(hello, outbox, incoming)
-            except StopAsyncIteration:
-                raise ProtocolMismatchError("the decode worker ended the stream before its hello") from None
-            finally:
-                call.cancel()
 
     def _checked(self, hello: DecodeMessage) -> DecodeHello:
         if not isinstance(hello, DecodeHello) or hello.protocol != PROTOCOL:
@@ -120,7 +117,8 @@ class PeerLink:
             self._handler.link_down(self.peer.worker)
 
 
-async def _protos(outbox: Outbox[PrefillMessage]) -> AsyncIterator[pb.ReservationServiceSessionRequest]:
-    async with aclosing(outbox.messages()) as messages:
-        async for message in messages:
-            yield prefill_message_to_proto(message)
+async def _read_hello(incoming: AsyncIterator[pb.ReservationServiceSessionResponse]) -> DecodeMessage:
+    try:
+        return decode_message_from_proto(await anext(incoming))
+    except StopAsyncIteration:
+        raise ProtocolMismatchError("the decode worker ended the stream before its hello") from None

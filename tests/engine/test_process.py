@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from services.common import ipc
+from services.common.request import GrammarKind, GrammarSpec
 from tests.engine.driver import GREEDY
 from tests.engine.process import EngineProcess
 from tests.engine.tiny import MAX_CONTEXT, VOCAB, prompt_of, reference_greedy
@@ -54,6 +56,15 @@ def test_a_bad_start_exits_with_the_reason(
     with EngineProcess(llama, tmp_path, wait=False, **changes) as engine:
         assert engine.process.wait(30) == 2
         assert message in engine.stop()
+
+
+def test_shutdown_does_not_wait_for_a_grammar_that_is_compiled(llama: Path, tmp_path: Path) -> None:
+    with EngineProcess(llama, tmp_path, module="tests.engine.slow_grammars") as engine:
+        wanting = msgspec.structs.replace(GREEDY, grammar=GrammarSpec(GrammarKind.REGEX, "a+"))
+        engine.send(msgspec.structs.replace(admit(1, prompt_of(40), 9), sampling=wanting))
+        engine.wait(ipc.StepDone)
+        engine.send(ipc.Shutdown())
+        assert engine.process.wait(10) == 0
 
 
 def test_it_ends_when_its_control_process_is_gone(llama: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Sequence
 
 from tests.integration.cluster import Cluster, Process
 
@@ -30,12 +31,14 @@ def left_behind(process: Process) -> dict[str, float]:
 
 def wait_nothing_left(cluster: Cluster, within_s: float) -> None:
     """Until every running worker holds nothing; raises AssertionError with what is left."""
+    workers_hold_nothing(
+        [one for one in cluster.processes.values() if one.running and one.name != "pd-master"], within_s
+    )
+
+
+def workers_hold_nothing(running: Sequence[Process], within_s: float) -> None:
+    """The same for these workers."""
     deadline = time.monotonic() + within_s
-    running = [
-        p
-        for p in cluster.processes.values()
-        if p.popen is not None and p.popen.poll() is None and p.name != "pd-master"
-    ]
     while True:
         left = {process.name: held for process in running if (held := left_behind(process))}
         if not left:

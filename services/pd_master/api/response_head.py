@@ -7,7 +7,10 @@ from typing import TypeAlias
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
-_STATUS_LINES = {int(status): f"HTTP/1.1 {status} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_PHRASES = {int(status): status.phrase for status in HTTPStatus} | {499: "Request Ended"}
+"""What the field writes in logs for clients that are gone is also the answer to one that is not, where its request was
+ended by others."""
+_STATUS_LINES = {status: f"HTTP/1.1 {status} {phrase}\r\n".encode() for status, phrase in _PHRASES.items()}
 
 
 class _Date:

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import pytest
 import pytest_asyncio
 
 from services.common.config import GatewayConfig
+from services.common.errors import RequestAbortedError
 from services.pd_master.front import Front
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.model_text import ModelText
@@ -67,6 +69,29 @@ async def test_what_outlasts_the_drain_gets_an_error_event(tiny_model: Path) -> 
     assert "the server is shutting down" in last
     await asyncio.wait_for(running.served, 5)
     await running.http.aclose()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_without_output_that_outlasts_the_drain_may_go_elsewhere(
+    tiny_model: Path, stream: bool
+) -> None:
+    running = Running(tiny_model, drain_s=0.1)
+    running.dispatcher.script.hang_after = 0
+    asking = asyncio.create_task(running.http.post("/v1/chat/completions", json={**CHAT, "stream": stream}))
+    while not running.dispatcher.generations:  # noqa: ASYNC110 - what the front does with it is its own matter
+        await asyncio.sleep(0.01)
+    running.stop.set()
+    answer = await asyncio.wait_for(asking, 5)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "shutting_down"
+    await asyncio.wait_for(running.served, 5)
+    await running.http.aclose()
+
+
+async def test_a_request_that_others_end_is_answered(running: Running) -> None:
+    running.dispatcher.script.fail_after, running.dispatcher.script.failure = 0, RequestAbortedError("by an operator")
+    answer = await running.http.post("/v1/chat/completions", json=CHAT)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (499, "by an operator")
 
 
 async def test_idle_front_stops_at_once(running: Running) -> None:

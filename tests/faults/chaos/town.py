@@ -1,0 +1,153 @@
+"""The cluster under chaos: workers of all roles, two masters, and wires between them that can be cut.
+
+pd-master-0 and the prefill workers reach the others through wires, pd-master-1 directly: a worker that is gone refuses
+the connections of one and only breaks those of the other.
+"""
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.integration.cluster import Process, free_ports, http_get
+from tests.integration.proxy import Proxy
+
+NUM_MASTERS = 2
+READY_S = 120.0
+DRAIN_S = 6.0
+CONTEXT = 900
+LAYOUTS = (
+    {"prefill": 2, "decode": 2},
+    {"prefill": 2, "decode": 3},
+    {"prefill": 2, "decode": 2, "mixed": 1},
+    {"mixed": 3},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What kind of cluster it is; drawn from the seed."""
+
+    layout: dict[str, int]
+    worker_options: tuple[str, ...]
+    master_options: tuple[str, ...]
+
+
+def random_plan(chance: random.Random) -> Plan:
+    """Tight pools, so that sequences are preempted; small pages, so that a prompt's KV crosses in many."""
+    worker = ["--dtype", "float32", "--threads", "1", "--chunk-tokens", "64", "--reservation-lease-s", "5"]
+    worker += ["--prior-output-tokens", "1", "--max-context-tokens", str(CONTEXT), "--drain-s", str(DRAIN_S)]
+    worker += ["--kv-pool-tokens", str(chance.choice((1200, 1600, 3000))), "--engine-stall-s", "3"]
+    worker += ["--transfer-page-bytes", "65536", "--transfer-pages", "4", "--transfer-depth", "2"]
+    worker += ["--host-cache-gib", str(chance.choice((0, 0.001, 0.05)))]
+    worker += chance.choice((["--no-prefix-cache"], [], [])) + chance.choice((["--verify-kv"], []))
+    master = ["--local-prefill-tokens", str(chance.choice((0, 256))), "--deadline-s", "120", "--queue-budget-s", "90"]
+    return Plan(chance.choice(LAYOUTS), tuple(worker), (*master, "--drain-s", "10"))
+
+
+@dataclass
+class Town:
+    """Used as an asynchronous context; the wires run in the test's event loop."""
+
+    model: Path
+    logs: Path
+    plan: Plan
+    processes: dict[str, Process] = field(default_factory=dict)
+    wires: dict[str, Proxy] = field(default_factory=dict)
+    """By worker."""
+    grpc_ports: dict[str, int] = field(default_factory=dict)
+    down: set[str] = field(default_factory=set)
+    """Processes that a fault holds down; kept by who does the faults, as is the next."""
+    in_trouble: set[str] = field(default_factory=set)
+    """The same, and those that are not what they were before the fault yet."""
+
+    async def __aenter__(self) -> "Town":
+        try:
+            await self._lay_out()
+            for process in self.processes.values():
+                process.start()
+            await self.whole()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End everything."""
+        for process in self.processes.values():
+            if process.popen is not None:
+                await asyncio.to_thread(process.kill)
+        for wire in self.wires.values():
+            await wire.stop()
+
+    async def _lay_out(self) -> None:
+        names = [f"{role}-{at}" for role, count in self.plan.layout.items() for at in range(count)]
+        direct, wired = [], []
+        ports = iter(free_ports(3 * len(names) + 2 * NUM_MASTERS))
+        for name in names:
+            grpc_port, http_port, wire_port = next(ports), next(ports), next(ports)
+            wire = self.wires[name] = Proxy(f"127.0.0.1:{grpc_port}")
+            await wire.start(wire_port)
+            direct.append(f"127.0.0.1:{grpc_port}")
+            wired.append(wire.address)
+            options = ["--model", str(self.model), "--advertise-address", wire.address, *self.plan.worker_options]
+            self._add(name, name.split("-")[0], grpc_port, http_port, options)
+        for at, addresses in enumerate((wired, direct)):
+            options = ["--workers", ",".join(addresses), *self.plan.master_options]
+            self._add(f"pd-master-{at}", "pd-master", next(ports), next(ports), options)
+
+    def _add(self, name: str, command: str, grpc_port: int, http_port: int, options: list[str]) -> None:
+        network = ["--host", "127.0.0.1", "--grpc-port", str(grpc_port), "--http-port", str(http_port)]
+        self.grpc_ports[name] = grpc_port
+        self.processes[name] = Process(name, [command, *network, *options], self.logs / f"{name}.log", http_port)
+
+    # ---------------------------------------------------------------------------------------------------- what there is
+
+    @property
+    def workers(self) -> list[Process]:
+        """All workers."""
+        return [process for name, process in self.processes.items() if not name.startswith("pd-master")]
+
+    @property
+    def masters(self) -> list[Process]:
+        """All masters."""
+        return [process for name, process in self.processes.items() if name.startswith("pd-master")]
+
+    def of_role(self, role: str) -> list[Process]:
+        """The workers of a role."""
+        return [process for name, process in self.processes.items() if name.startswith(f"{role}-")]
+
+    # ---------------------------------------------------------------------------------------------------------- waiting
+
+    async def whole(self) -> None:
+        """Until every master has a session to every worker that no fault holds down, and all their pairs are proven.
+        Raises AssertionError when that takes too long."""
+        deadline = time.monotonic() + READY_S
+        while missing := await asyncio.to_thread(self._missing):
+            assert time.monotonic() < deadline, f"not whole again within {READY_S:.0f} s: {missing}"
+            await asyncio.sleep(0.2)
+
+    def _missing(self) -> str:
+        """What is not as it should be; empty where all is well."""
+        up = [worker for worker in self.workers if worker.name not in self.down]
+        masters = [master for master in self.masters if master.name not in self.down]
+        for process in masters + up:
+            assert process.running or process.name in self.down, f"{process.name} ended by itself:\n{process.tail()}"
+            if not process.ready():
+                return f"{process.name} is not ready"
+        for worker in up:
+            if worker.value("sluice_sessions") < len(masters):
+                return f"{worker.name} has no session to each master"
+        num_of = {role: sum(name.startswith(role) for name in (one.name for one in up)) for role in self.plan.layout}
+        pairs = num_of.get("prefill", 0) * num_of.get("decode", 0) + num_of.get("mixed", 0)
+        for master in masters:
+            body = http_get(f"http://127.0.0.1:{master.http_port}/get_server_info")[1]
+            info = json.loads(body or '{"models": [], "num_pairs": 0}')
+            if not info["models"] or info["num_pairs"] < pairs:
+                return f"{master.name} knows {info['models']} and {info['num_pairs']} of {pairs} pairs"
+        return ""

@@ -1,0 +1,44 @@
+"""Everything at once: all APIs and features, while processes are killed, stopped, drained and cut off.
+
+make chaos CHAOS_S=600 SEED=7
+"""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engine.tiny import make_worded_model
+from tests.faults.chaos.cases import random_cases
+from tests.faults.chaos.clients import Clients
+from tests.faults.chaos.storm import Storm
+from tests.faults.chaos.town import CONTEXT, Town, random_plan
+
+CHAOS_S = float(os.environ.get("CHAOS_S", "0"))
+SEED = int(os.environ.get("SEED", "1"))
+ROUND_S = 90.0
+NUM_CASES = 80
+
+
+@pytest.mark.skipif(not CHAOS_S, reason="CHAOS_S says how long")
+@pytest.mark.timeout(3 * CHAOS_S + 600)
+async def test_answers_under_chaos_are_those_of_a_quiet_cluster(tmp_path: Path) -> None:
+    model = tmp_path / "tiny"
+    model.mkdir()
+    make_worded_model(model, max_position_embeddings=2 * CONTEXT)
+    chance = random.Random(SEED)
+    plan = random_plan(chance)
+    sys.stderr.write(f"SEED={SEED}: {plan}, logs in {tmp_path}\n")
+    async with Town(model, tmp_path, plan) as town:
+        clients = {one.name: Clients(one.http_port, town.grpc_ports[one.name]) for one in town.masters}
+        storm = Storm(town, SEED, clients)
+        left_s = CHAOS_S
+        while left_s > 0 and not storm.failures:
+            await storm.round(random_cases(chance.randrange(2**32), NUM_CASES, "tiny"), min(ROUND_S, left_s))
+            left_s -= ROUND_S
+            sys.stderr.write(f"{dict(sorted(storm.counts.items()))}\n")
+        for one in clients.values():
+            await one.close()
+    assert not storm.failures, f"SEED={SEED}: {len(storm.failures)} failures\n" + "\n\n".join(storm.failures[:20])

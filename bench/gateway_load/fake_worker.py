@@ -8,6 +8,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 import uvloop
@@ -34,7 +35,9 @@ from services.common.messages import (
     WorkerRef,
 )
 from services.common.request import Delta, Finish, FinishReason
-from services.common.wire import master_message_from_proto, worker_message_to_proto
+from services.common.wire import master_messages_from_proto, worker_messages_to_protos
+from services.worker.outbox import Outbox
+from services.worker.stream import converse, read_hello
 from sluice.v1 import worker_pb2 as pb
 from sluice.v1 import worker_pb2_grpc
 
@@ -68,7 +71,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._ref = WorkerRef("bench", new_incarnation())
         self._running: dict[AttemptKey, Sequence] = {}
         self._done: set[AttemptKey] = set()
-        self._out: asyncio.Queue[WorkerMessage] = asyncio.Queue()
+        self._out: Outbox[WorkerMessage] = Outbox("the master")
         self._in_columns = False
 
     async def Session(  # noqa: N802 - the proto's name
@@ -77,14 +80,18 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         context: object,
     ) -> AsyncIterator[pb.WorkerServiceSessionResponse]:
         """The worker's side of a session."""
-        hello = master_message_from_proto(await anext(request_iterator))
-        self._in_columns = isinstance(hello, MasterHello) and hello.reads_columns
-        self._out = asyncio.Queue()
-        self._out.put_nowait(WorkerHello(PROTOCOL, self._ref, Role.MIXED, "bench", "bench", "", LIMITS))
-        tasks = [asyncio.create_task(work) for work in (self._listen(request_iterator), self._beat(), self._steps())]
+        incoming = _messages(request_iterator)
+        hello = await read_hello(incoming, MasterHello)
+        self._in_columns = hello.reads_columns
+        self._out = Outbox("the master")
+        own = WorkerHello(PROTOCOL, self._ref, Role.MIXED, "bench", "bench", "", LIMITS, reads_batches=True)
+        self._out.say(own)
+        tasks = [asyncio.create_task(work) for work in (self._beat(), self._steps())]
         try:
-            while True:
-                yield worker_message_to_proto(await self._out.get())
+            async with aclosing(converse(incoming, self._out, self._take)) as batches:
+                async for batch in batches:
+                    for proto in worker_messages_to_protos(batch, in_batches=hello.reads_batches):
+                        yield proto
         finally:
             for task in tasks:
                 task.cancel()
@@ -100,14 +107,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             if path.is_file():
                 yield pb.GetTokenizerResponse(name=name, chunk=path.read_bytes())
 
-    async def _listen(self, incoming: AsyncIterator[pb.WorkerServiceSessionRequest]) -> None:
-        async for proto in incoming:
-            self._take(master_message_from_proto(proto))
-
     def _take(self, message: MasterMessage) -> None:
         if isinstance(message, Submit):
-            self._out.put_nowait(Queued(message.key))
-            self._out.put_nowait(Prefilling(message.key, 0))
+            self._out.say(Queued(message.key), Prefilling(message.key, 0))
             self._running[message.key] = Sequence(message)
         elif isinstance(message, Abort):
             for key in message.keys:
@@ -119,7 +121,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             held = [*self._running, *self._done]
             load = Load(running_requests=len(self._running), num_slots=LIMITS.num_slots, tokens_per_s=1e6)
             beat = Heartbeat(load, 0.0, ready=True, draining=False, proven=[], held=held)
-            self._out.put_nowait(beat)
+            self._out.say(beat)
             await asyncio.sleep(1.0)
 
     async def _steps(self) -> None:
@@ -133,8 +135,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                     self._done.add(key)
                     del self._running[key]
             if frame:
-                self._out.put_nowait(Deltas(frame, self._in_columns))
+                self._out.say(Deltas(frame, self._in_columns))
             await asyncio.sleep(max(0.0, started + self._step_s - time.monotonic()))
+
+
+async def _messages(protos: AsyncIterator[pb.WorkerServiceSessionRequest]) -> AsyncIterator[MasterMessage]:
+    async for proto in protos:
+        for message in master_messages_from_proto(proto):
+            yield message
 
 
 async def main(folder: Path, step_s: float) -> None:

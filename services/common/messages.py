@@ -108,6 +108,8 @@ class MasterHello(msgspec.Struct, frozen=True):
     live: list[LiveAttempt]
     reads_columns: bool = False
     """It takes `Deltas` in columns; masters of before these do not say so."""
+    reads_batches: bool = False
+    """It takes several messages as one; so too in the worker's hello."""
 
 
 class Submit(msgspec.Struct, frozen=True):
@@ -190,6 +192,7 @@ class WorkerHello(msgspec.Struct, frozen=True):
     address: str
     """host:port of its ReservationService; empty on a worker without one."""
     limits: Limits
+    reads_batches: bool = False
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -55,9 +55,10 @@ class ReservationServicer(reservation_pb2_grpc.ReservationServiceServicer):
         try:
             async with aclosing(
                 converse(incoming, session.outbox, partial(self._handler.peer_said, session))
-            ) as messages:
-                async for message in messages:
-                    yield decode_message_to_proto(message)
+            ) as batches:
+                async for batch in batches:
+                    for message in batch:
+                        yield decode_message_to_proto(message)
         finally:
             self._handler.peer_lost(session)
 

@@ -44,8 +44,8 @@ def fit_output(
     context = target.model.max_context_tokens
     room = context - num_prompt_tokens
     if wanted is None:
-        if target.num_slots:  # else nobody decodes now, which is said where workers are chosen
-            room = min(room, max(output_room(num_prompt_tokens, num_choices, target.num_slots), 1))
+        if num_slots := target.num_slots:  # else nobody decodes now, which is said where workers are chosen
+            room = min(room, max(output_room(num_prompt_tokens, num_choices, num_slots), 1))
         return room if default is None else min(room, default)
     if wanted > room:
         raise ContextLengthError(

@@ -6,7 +6,6 @@ core decides; here its effects are carried out, in order and at once.
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -42,10 +41,12 @@ class SnapshotChooser:
         return choose_decode(request, prefill, excluded, self._snapshot_for(request))
 
     def _snapshot_for(self, request: Request) -> Snapshot:
+        snapshot = self._snapshot()
         if request.sampling.num_prompt_logprobs is not None:  # scoring computes the whole prompt, whoever holds it
-            return self._snapshot()
+            return snapshot
         prompt_ids = request.prompt_ids
-        return replace(self._snapshot(), cached_tokens=_Cached(lambda: self._prefixes.cached_tokens(prompt_ids)))
+        cached = _Cached(lambda: self._prefixes.cached_tokens(prompt_ids))
+        return Snapshot(snapshot.workers, snapshot.draw, cached)
 
 
 class _Cached(Mapping[WorkerRef, int]):

@@ -31,8 +31,12 @@ class Target:
 
     model: ServedModel
     text: ModelText
-    num_slots: int = 0
-    """Of the largest KV pool that decodes for it now; 0 when there is none."""
+    models: Models
+
+    @property
+    def num_slots(self) -> int:
+        """Of the largest KV pool that decodes for it now; 0 when there is none."""
+        return self.models.num_slots(self.model.name)
 
 
 class Gateway:
@@ -76,7 +80,7 @@ class Gateway:
             names = ", ".join(model.name for model in served)
             raise ModelNotFoundError(f"several models are served, name one of: {names}", param="model")
         text = await self.tokenizers.text_of(model.tokenizer_dir)
-        return Target(model, text, self.models.num_slots(model.name))
+        return Target(model, text, self.models)
 
     async def start(self, request: Request, *, api: str, arrived: float) -> LiveRequest:
         """Dispatch a request. `arrived`: `now()` when its handling began.

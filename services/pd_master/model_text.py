@@ -1,6 +1,7 @@
 """One model's text side as the gateway needs it: prompt text to ids, conversations to prompt text, ids to text."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from services.common.errors import InvalidRequestError
 from services.common.text import Vocabulary
 from services.pd_master.chat_template import ChatTemplate
 from services.pd_master.sampling_defaults import read_defaults
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+"""The library's own threads are for many texts at once; one text would only be handed to one of them and back."""
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

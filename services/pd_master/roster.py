@@ -12,8 +12,10 @@ Nothing here waits or connects: the registry does.
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from services.common.messages import (
     PROTOCOL,
@@ -83,11 +85,10 @@ class _Worker:
     hello: WorkerHello
     session: Session | None
     heartbeat: Heartbeat | None = None
-
-    @property
-    def part(self) -> tuple[str, Role]:
-        """Whose work others could do in its place."""
-        return self.hello.group, self.hello.role
+    proven: dict[WorkerRef, float] = field(default_factory=dict)
+    """As the heartbeat has it."""
+    view: WorkerView | None = None
+    """The last that was made of it, for as long as it is true."""
 
 
 class Roster:
@@ -119,21 +120,35 @@ class Roster:
 
     def snapshot(self) -> Snapshot:
         """All workers with a session, for the selector and for people."""
-        present = [one for one in self._workers.values() if one.session is not None]
-        heard = {
-            one.part for one in present if not self._is_quiet(one) and self._view(one, passed_over=False).takes_work
-        }
-        views = [self._view(one, passed_over=one.part in heard and self._is_quiet(one)) for one in present]
+        withheld = self._withheld()
+        present = [(one, one.session) for one in self._workers.values() if one.session is not None]
+        views = [self._view(one, is_open=session.address not in withheld) for one, session in present]
+        quiet = [self._is_quiet(one) for one, _ in present]
+        if any(quiet):
+            views = _pass_over(views, quiet)
         return Snapshot(tuple(views), self._draw.random())
 
     def _is_quiet(self, one: _Worker) -> bool:
         return one.session is not None and one.session.quiet_s >= self.liveness.quiet_s
 
-    def _view(self, one: _Worker, *, passed_over: bool) -> WorkerView:
-        """passed_over: it is quiet, and others of its part are not."""
+    def _view(self, one: _Worker, *, is_open: bool) -> WorkerView:
+        """The view of before where it is still true: each request changes that of one worker or two, and asks for
+        all."""
+        worker, beat, view = one.hello.worker, one.heartbeat, one.view
+        takes_work = is_open and beat is not None and beat.ready and not beat.draining
+        num_requests, num_tokens = self._pending.num_requests(worker), self._pending.num_tokens(worker)
+        if (
+            view is None
+            or view.takes_work is not takes_work
+            or view.pending_requests != num_requests
+            or view.pending_tokens != num_tokens
+        ):
+            view = one.view = self._new_view(one, takes_work, num_requests, num_tokens)
+        return view
+
+    @staticmethod
+    def _new_view(one: _Worker, takes_work: bool, num_requests: int, num_tokens: int) -> WorkerView:
         hello, beat = one.hello, one.heartbeat
-        is_open = one.session is not None and one.session.address not in self._withheld() and not passed_over
-        able = beat is not None and beat.ready and not beat.draining
         return WorkerView(
             worker=hello.worker,
             role=hello.role,
@@ -142,10 +157,10 @@ class Roster:
             address=hello.address,
             limits=hello.limits,
             load=Load() if beat is None else beat.load,
-            takes_work=is_open and able,
-            proven={} if beat is None else {pair.worker: pair.gb_per_s for pair in beat.proven},
-            pending_requests=self._pending.num_requests(hello.worker),
-            pending_tokens=self._pending.num_tokens(hello.worker),
+            takes_work=takes_work,
+            proven=one.proven,
+            pending_requests=num_requests,
+            pending_tokens=num_tokens,
             draining=beat is not None and beat.draining,
         )
 
@@ -173,7 +188,7 @@ class Roster:
     def hello_for(self, worker: WorkerRef | None) -> MasterHello:
         """What to say first to the address where this worker was seen last."""
         live = [] if worker is None else self.handler.reconcile(worker).live
-        return MasterHello(PROTOCOL, self._master, live, reads_columns=True)
+        return MasterHello(PROTOCOL, self._master, live, reads_columns=True, reads_batches=True)
 
     def up(self, session: Session, hello: WorkerHello) -> None:
         """A worker answered: it takes the place of its earlier starts."""
@@ -201,7 +216,8 @@ class Roster:
     def _heartbeat(self, worker: WorkerRef, beat: Heartbeat) -> None:
         known = self._workers[worker]
         was_stalled = known.heartbeat is not None and _is_stalled(known.heartbeat)
-        known.heartbeat = beat
+        known.heartbeat, known.view = beat, None
+        known.proven = {pair.worker: pair.gb_per_s for pair in beat.proven}
         if _is_stalled(beat) != was_stalled:
             state = "makes no step" if not was_stalled else "is at work again"
             log.warning("worker %s: its engine %s, age %.1f s", worker.worker_id, state, beat.engine_age_s)
@@ -236,6 +252,20 @@ class Roster:
         for hello in group:
             if hello.role is Role.PREFILL and (changed.role is Role.DECODE or hello.worker == changed.worker):
                 self.say(hello.worker, peers)
+
+
+def _pass_over(views: list[WorkerView], quiet: list[bool]) -> list[WorkerView]:
+    """Quiet workers take nothing, where others of their part take it in their place."""
+    pairs = list(zip(views, quiet, strict=True))
+    heard = {_part(view) for view, is_quiet in pairs if view.takes_work and not is_quiet}
+    return [
+        msgspec.structs.replace(view, takes_work=False) if is_quiet and _part(view) in heard else view
+        for view, is_quiet in pairs
+    ]
+
+
+def _part(view: WorkerView) -> tuple[str, Role]:
+    return view.group, view.role
 
 
 def _is_stalled(beat: Heartbeat) -> bool:

@@ -10,8 +10,10 @@ it is missing there and that little is computed sooner than the prompt would com
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from services.common.errors import ContextLengthError, NoWorkerError, OverloadedError, SluiceError
 from services.common.messages import Limits, Load, Peer, Role, WorkerRef
@@ -40,8 +42,7 @@ EXTENT_SLOTS = 32
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(msgspec.Struct, frozen=True):
     """One worker with a session, as the selector sees it."""
 
     worker: WorkerRef
@@ -79,14 +80,13 @@ class WorkerView:
         return bound > 0 and self.load.queued_requests + self.pending_requests >= bound
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """All workers at one moment, and a draw for ties."""
 
     workers: tuple[WorkerView, ...]
     draw: float
     """Uniform in [0, 1)."""
-    cached_tokens: Mapping[WorkerRef, int] = field(default_factory=dict)
+    cached_tokens: Mapping[WorkerRef, int] = {}
     """Leading tokens of this request's prompt that prefix caches hold; workers that hold none may be left out."""
 
 

@@ -8,7 +8,7 @@ The link knows nothing of attempts: it carries messages, and says what became of
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from typing import Any, Protocol
 
 import grpc
@@ -16,8 +16,8 @@ import grpc.aio
 
 from services.common import rpc
 from services.common.errors import SluiceError
-from services.common.messages import PROTOCOL, MasterHello, MasterMessage, WorkerHello, WorkerMessage, WorkerRef
-from services.common.wire import WireError, master_message_to_proto, worker_message_from_proto
+from services.common.messages import PROTOCOL, Abort, MasterHello, MasterMessage, WorkerHello, WorkerMessage, WorkerRef
+from services.common.wire import WireError, master_messages_to_protos, worker_messages_from_proto
 from services.pd_master.silence import SilenceWatch
 from services.worker.client_stream import written
 from services.worker.outbox import Outbox
@@ -68,6 +68,8 @@ class WorkerLink:
         """Workers say something each second; after so much silence the session is ended."""
         self._silence: SilenceWatch | None = None
         self._outbox: Outbox[MasterMessage] | None = None
+        self._in_batches = False
+        """How the worker reads."""
 
     @property
     def quiet_s(self) -> float:
@@ -75,9 +77,10 @@ class WorkerLink:
         return 0.0 if self._silence is None else self._silence.quiet_s
 
     def say(self, message: MasterMessage) -> None:
-        """Write a message; dropped without a session, since the protocol resumes by itself."""
+        """Write a message; dropped without a session, since the protocol resumes by itself. Nobody waits for an Abort:
+        nearly all are of attempts whose output is here in full."""
         if self._outbox is not None:
-            self._outbox.say(message)
+            self._outbox.say(message, can_wait=isinstance(message, Abort))
 
     async def run(self) -> None:
         """Keep a session until cancelled."""
@@ -93,14 +96,15 @@ class WorkerLink:
 
     async def _session(self, backoff: rpc.Backoff) -> None:
         outbox: Outbox[MasterMessage] = Outbox(f"worker at {self.address}")
+        self._in_batches = False
         outbox.say(self._handler.hello_for(self.worker))
         async with self._dial(self.address) as self.channel:
             stub: Any = worker_pb2_grpc.WorkerServiceStub(self.channel)
             call = stub.Session()
-            async with written(call, outbox, master_message_to_proto):
-                incoming = aiter(call)
+            async with written(call, outbox, self._protos):
+                incoming = _messages(call)
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    hello = await _read(incoming)
+                    hello = await anext(incoming)
                 if not isinstance(hello, WorkerHello) or hello.protocol != PROTOCOL:
                     raise WireError(f"expected a WorkerHello of protocol {PROTOCOL}, got {hello}")
                 backoff.reset()
@@ -110,19 +114,22 @@ class WorkerLink:
         self,
         hello: WorkerHello,
         outbox: Outbox[MasterMessage],
-        incoming: AsyncIterator[pb.WorkerServiceSessionResponse],
+        incoming: AsyncIterator[WorkerMessage],
     ) -> None:
-        self.worker, self._outbox = hello.worker, outbox
+        self.worker, self._outbox, self._in_batches = hello.worker, outbox, hello.reads_batches
         silence = self._silence = SilenceWatch(self._silence_s)
         self._handler.link_up(self, hello)
         try:
             async with silence:
-                while True:  # always drained, whatever clients do (R15)
-                    self._handler.link_said(hello.worker, await _read(incoming))
+                async for message in incoming:  # always drained, whatever clients do (R15)
+                    self._handler.link_said(hello.worker, message)
                     silence.heard()
         finally:
             self._outbox = None
             self._handler.link_down(self, hello.worker)
+
+    def _protos(self, messages: list[MasterMessage]) -> Iterator[pb.WorkerServiceSessionRequest]:
+        return master_messages_to_protos(messages, in_batches=self._in_batches)
 
     async def _probe(self) -> None:
         """Ask the host itself: a refused connection is definite where a broken stream is not."""
@@ -142,9 +149,9 @@ class WorkerLink:
                 await writer.wait_closed()
 
 
-async def _read(incoming: AsyncIterator[pb.WorkerServiceSessionResponse]) -> WorkerMessage:
-    """The next message. WireError when the stream ends or makes no sense."""
-    try:
-        return worker_message_from_proto(await anext(incoming))
-    except StopAsyncIteration:
-        raise WireError("the worker ended the stream") from None
+async def _messages(protos: AsyncIterable[pb.WorkerServiceSessionResponse]) -> AsyncIterator[WorkerMessage]:
+    """What the worker says. WireError when the stream ends or makes no sense."""
+    async for proto in protos:
+        for message in worker_messages_from_proto(proto):
+            yield message
+    raise WireError("the worker ended the stream")

@@ -6,6 +6,7 @@ connecting --DecodeHello of the right incarnation--> up --break--> connecting ..
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -87,7 +88,7 @@ class PeerLink:
             outbox.say(self._own)
             stub: Any = reservation_pb2_grpc.ReservationServiceStub(channel)
             call = stub.Session()
-            async with written(call, outbox, prefill_message_to_proto):
+            async with written(call, outbox, partial(map, prefill_message_to_proto)):
                 incoming = aiter(call)
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
                     hello = self._checked(await _read_hello(incoming))

@@ -5,9 +5,9 @@ way, and is found by the garbage collector, which complains in the log.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc.aio
 
@@ -15,13 +15,15 @@ from services.common.errors import SluiceError
 from services.worker.outbox import Outbox
 
 Out = TypeVar("Out")
+ToProtos: TypeAlias = Callable[[list[Out]], Iterable[object]]
+"""Turns what is said at once into what is written."""
 
 
 @asynccontextmanager
-async def written(call: Any, outbox: Outbox[Out], to_proto: Callable[[Out], object]) -> AsyncGenerator[None]:  # noqa: ANN401 - the stubs' types are not those of calls
+async def written(call: Any, outbox: Outbox[Out], to_protos: ToProtos[Out]) -> AsyncGenerator[None]:  # noqa: ANN401 - the stubs' types are not those of calls
     """Within the context the outbox is written; behind it the call is over. Raises what ended the writing for a reason
     of our own, such as SessionOverflowError."""
-    writer = asyncio.create_task(_write(call, outbox, to_proto))
+    writer = asyncio.create_task(_write(call, outbox, to_protos))
     writer.add_done_callback(lambda task: call.cancel() if _problem(task) else None)
     try:
         yield
@@ -36,11 +38,12 @@ async def written(call: Any, outbox: Outbox[Out], to_proto: Callable[[Out], obje
         call.cancel()
 
 
-async def _write(call: Any, outbox: Outbox[Out], to_proto: Callable[[Out], object]) -> None:  # noqa: ANN401
-    async with aclosing(outbox.messages()) as messages:
-        async for message in messages:
+async def _write(call: Any, outbox: Outbox[Out], to_protos: ToProtos[Out]) -> None:  # noqa: ANN401
+    async with aclosing(outbox.batches()) as batches:
+        async for batch in batches:
             try:
-                await call.write(to_proto(message))
+                for proto in to_protos(batch):
+                    await call.write(proto)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # the call is over: the reader hears why
         await call.done_writing()

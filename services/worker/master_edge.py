@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from services.common.messages import MasterHello, MasterMessage
-from services.common.wire import master_message_from_proto, worker_message_to_proto
+from services.common.wire import master_messages_from_proto, worker_messages_to_protos
 from services.worker.session import MasterSession
 from services.worker.stream import converse, read_hello
 from sluice.v1 import worker_pb2 as pb
@@ -55,9 +55,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         try:
             async with aclosing(
                 converse(incoming, session.outbox, partial(self._handler.master_said, session))
-            ) as messages:
-                async for message in messages:
-                    yield worker_message_to_proto(message)
+            ) as batches:
+                async for batch in batches:
+                    for proto in worker_messages_to_protos(batch, in_batches=session.in_batches):
+                        yield proto
         finally:
             self._handler.session_lost(session)
 
@@ -77,4 +78,5 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
 async def _messages(requests: AsyncIterator[pb.WorkerServiceSessionRequest]) -> AsyncIterator[MasterMessage]:
     async for request in requests:
-        yield master_message_from_proto(request)
+        for message in master_messages_from_proto(request):
+            yield message

@@ -7,6 +7,8 @@ from typing import Any, Generic, TypeVar
 from services.common.errors import SluiceError
 from services.worker.session_errors import SessionOverflowError
 
+PATIENCE_S = 0.02
+"""How long what can wait does so for something that cannot: a step of an engine."""
 MAX_WAITING = 100_000
 """Messages that one stream may let wait. A peer that reads nothing for that long is lost."""
 T = TypeVar("T")
@@ -27,12 +29,20 @@ class Outbox(Generic[T]):
         self._cut = cut
         self._waiting: list[T] = []
         self._wake = asyncio.Event()
+        self._patience: asyncio.TimerHandle | None = None
         self.end: SluiceError | None = None
         """Why `close` ended it."""
 
-    def say(self, *messages: T) -> None:
-        """Queue messages."""
+    def say(self, *messages: T, can_wait: bool = False) -> None:
+        """Queue messages. `can_wait`: nobody minds if they go along with the next others, in their order."""
         self._waiting.extend(messages)
+        if not can_wait:
+            self._wake.set()
+        elif self._patience is None:
+            self._patience = asyncio.get_running_loop().call_later(PATIENCE_S, self._patience_ends)
+
+    def _patience_ends(self) -> None:
+        self._patience = None
         self._wake.set()
 
     def poke(self) -> None:
@@ -44,13 +54,12 @@ class Outbox(Generic[T]):
         self.end = self.end or reason
         self._wake.set()
 
-    async def messages(self) -> AsyncGenerator[T]:
-        """What to write next, until `close`. Raises SessionOverflowError."""
+    async def batches(self) -> AsyncGenerator[list[T]]:
+        """All that there is to write at a time, until `close`. Raises SessionOverflowError."""
         while True:
             batch = self._batch()
-            for message in batch:
-                yield message
             if batch:
+                yield batch
                 continue
             if self.end is not None:
                 return

@@ -136,8 +136,7 @@ class WorkerService:
 
     def open_session(self, hello: MasterHello) -> MasterSession:
         """A master came; an older session of the same start of it ends."""
-        metrics, number = self._metrics.sessions, next(self._numbers)
-        session = MasterSession(hello.master, metrics, self.cache, in_columns=hello.reads_columns)
+        session, number = MasterSession(hello, self._metrics.sessions, self.cache), next(self._numbers)
         before = self._sessions.get(hello.master)
         if before is not None:
             before[1].outbox.close(SupersededError("a newer session of this master took its place"))
@@ -266,7 +265,7 @@ def _apply_to_session(session: MasterSession, effect: fx.Follow | fx.Forget | fx
         case fx.Forget(_, key, choices):
             session.forget(key, choices)
         case fx.SendToMaster(_, event):
-            session.outbox.say(event)
+            session.event(event)
 
 
 def _log_event(event: AttemptEvent) -> None:

@@ -9,7 +9,15 @@ anyway.
 from dataclasses import dataclass
 
 from services.common.ipc import AttemptKey
-from services.common.messages import AttemptDelta, Deltas, Heartbeat, MasterRef, WorkerMessage
+from services.common.messages import (
+    AttemptDelta,
+    AttemptEvent,
+    Deltas,
+    Heartbeat,
+    MasterHello,
+    Queued,
+    WorkerMessage,
+)
 from services.common.metrics import SessionMetrics
 from services.worker.cache_account import CacheJournal, CacheReport
 from services.worker.outbox import Outbox
@@ -26,14 +34,13 @@ class _Cursor:
 class MasterSession:
     """One stream. The service speaks into it; the RPC writes what `outbox` gives until the stream ends."""
 
-    def __init__(
-        self, master: MasterRef, metrics: SessionMetrics, cache: CacheJournal, *, in_columns: bool = False
-    ) -> None:
-        """`in_columns`: how the master takes output."""
-        self.master = master
-        self._in_columns = in_columns
+    def __init__(self, hello: MasterHello, metrics: SessionMetrics, cache: CacheJournal) -> None:
+        self.master = hello.master
+        self.in_batches = hello.reads_batches
+        """How what is said at once is written."""
+        self._in_columns = hello.reads_columns
         self.cache = CacheReport(cache)
-        self.outbox: Outbox[WorkerMessage] = Outbox(f"master {master.master_id}", self._cut)
+        self.outbox: Outbox[WorkerMessage] = Outbox(f"master {self.master.master_id}", self._cut)
         self._metrics = metrics
         self._cursors: dict[tuple[AttemptKey, int], _Cursor] = {}
         self._grown: dict[tuple[AttemptKey, int], _Cursor] = {}
@@ -56,6 +63,10 @@ class MasterSession:
         for choice in choices:
             self._cursors.pop((key, choice), None)
             self._grown.pop((key, choice), None)
+
+    def event(self, event: AttemptEvent) -> None:
+        """Say what became of an attempt. That it waits in the queue is soon followed by more, if it matters little."""
+        self.outbox.say(event, can_wait=isinstance(event, Queued))
 
     def beat(self, heartbeat: Heartbeat) -> None:
         """Say how the worker is; one that still waits is out of date and dropped."""

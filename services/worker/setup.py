@@ -69,4 +69,4 @@ def worker_hello(config: WorkerConfig, identity: WorkerIdentity, group: str, rea
     role = Role(config.role)
     address = identity.grpc_address if role is Role.DECODE else ""
     model = config.served_model_name or model_name(config.model)
-    return WorkerHello(PROTOCOL, identity.ref, role, group, model, address, limits)
+    return WorkerHello(PROTOCOL, identity.ref, role, group, model, address, limits, reads_batches=True)

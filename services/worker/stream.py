@@ -34,13 +34,13 @@ async def read_hello(incoming: AsyncIterator[In], kind: type[Hello]) -> Hello:
 
 async def converse(
     incoming: AsyncIterator[In], outbox: Outbox[Out], receive: Callable[[In], None]
-) -> AsyncGenerator[Out]:
-    """Give what is to be written while handing over what comes, until either side ends; raises why."""
+) -> AsyncGenerator[list[Out]]:
+    """Give what is to be written at a time while handing over what comes, until either side ends; raises why."""
     reader = asyncio.create_task(_read(incoming, outbox, receive))
     try:
-        async with aclosing(outbox.messages()) as messages:
-            async for message in messages:
-                yield message
+        async with aclosing(outbox.batches()) as batches:
+            async for batch in batches:
+                yield batch
         if reader.done():
             reader.result()
         assert outbox.end is not None

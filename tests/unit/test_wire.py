@@ -79,6 +79,28 @@ def test_worker_messages_cross_unchanged(message: messages.WorkerMessage) -> Non
     assert crosses_unchanged(message, wire.worker_message_to_proto, wire.worker_message_from_proto)
 
 
+@given(st.lists(values_of(messages.MasterMessage).filter(redirects_forward), min_size=1, max_size=5), st.booleans())
+def test_what_masters_say_at_once_is_read_in_its_order(said: list[messages.MasterMessage], in_batches: bool) -> None:
+    protos = list(wire.master_messages_to_protos(said, in_batches=in_batches))
+    assert len(protos) == (1 if in_batches else len(said))
+    assert [message for proto in protos for message in wire.master_messages_from_proto(proto)] == said
+
+
+@given(st.lists(values_of(messages.WorkerMessage).filter(leaves_the_order), min_size=1, max_size=5), st.booleans())
+def test_what_workers_say_at_once_is_read_in_its_order(said: list[messages.WorkerMessage], in_batches: bool) -> None:
+    protos = list(wire.worker_messages_to_protos(said, in_batches=in_batches))
+    assert len(protos) == (1 if in_batches else len(said))
+    assert [message for proto in protos for message in wire.worker_messages_from_proto(proto)] == said
+
+
+def test_long_prompts_do_not_add_up_to_a_message_that_is_too_large() -> None:
+    long = Request(ID, "m", [40_000] * 1_000_000, SamplingParams(), StopParams(1))
+    submit = messages.Submit(KEY, long, (0,), [], None, 0.0)
+    said: list[messages.MasterMessage] = [messages.Abort([KEY]), submit, submit, messages.Abort([KEY])]
+    protos = list(wire.master_messages_to_protos(said, in_batches=True))
+    assert [len(wire.master_messages_from_proto(proto)) for proto in protos] == [1, 1, 1, 1]
+
+
 @given(values_of(peer_messages.PrefillMessage))
 def test_prefill_messages_cross_unchanged(message: peer_messages.PrefillMessage) -> None:
     assert crosses_unchanged(message, wire.prefill_message_to_proto, wire.prefill_message_from_proto)
@@ -206,6 +228,13 @@ def test_worker_message_that_cannot_be_read_names_the_field(
     with pytest.raises(wire.WireError) as caught:
         wire.worker_message_from_proto(proto)
     assert caught.value.param == field
+
+
+def test_a_batch_in_a_batch_cannot_be_read() -> None:
+    inner = worker_pb2.WorkerServiceSessionRequest(batch=worker_pb2.SessionRequestBatch())
+    batch = worker_pb2.SessionRequestBatch(messages=[inner])
+    with pytest.raises(wire.WireError, match="no known kind"):
+        wire.master_messages_from_proto(worker_pb2.WorkerServiceSessionRequest(batch=batch))
 
 
 def test_reservation_messages_that_cannot_be_read_name_the_field() -> None:

@@ -14,7 +14,12 @@ from services.common.wire.generation import (
     text_from_proto,
     text_to_proto,
 )
-from services.common.wire.master import master_message_from_proto, master_message_to_proto
+from services.common.wire.master import (
+    master_message_from_proto,
+    master_message_to_proto,
+    master_messages_from_proto,
+    master_messages_to_protos,
+)
 from services.common.wire.reservation import (
     decode_message_from_proto,
     decode_message_to_proto,
@@ -22,7 +27,12 @@ from services.common.wire.reservation import (
     prefill_message_to_proto,
 )
 from services.common.wire.sampling import sampling_from_proto, sampling_to_proto
-from services.common.wire.worker import worker_message_from_proto, worker_message_to_proto
+from services.common.wire.worker import (
+    worker_message_from_proto,
+    worker_message_to_proto,
+    worker_messages_from_proto,
+    worker_messages_to_protos,
+)
 
 __all__ = [
     "WireError",
@@ -32,6 +42,8 @@ __all__ = [
     "delta_to_proto",
     "master_message_from_proto",
     "master_message_to_proto",
+    "master_messages_from_proto",
+    "master_messages_to_protos",
     "prefill_message_from_proto",
     "prefill_message_to_proto",
     "request_from_proto",
@@ -44,4 +56,6 @@ __all__ = [
     "text_to_proto",
     "worker_message_from_proto",
     "worker_message_to_proto",
+    "worker_messages_from_proto",
+    "worker_messages_to_protos",
 ]

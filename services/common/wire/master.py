@@ -1,6 +1,9 @@
 """Master -> worker: `WorkerServiceSessionRequest`."""
 
+from collections.abc import Iterator, Sequence
+
 from services.common.messages import Abort, CacheWanted, MasterHello, MasterMessage, Peers, Reconcile, Redirect, Submit
+from services.common.wire.batches import in_groups
 from services.common.wire.errors import WireError, require
 from services.common.wire.generation import request_from_proto, request_to_proto
 from services.common.wire.names import (
@@ -14,6 +17,25 @@ from services.common.wire.names import (
     peer_to_proto,
 )
 from sluice.v1 import worker_pb2 as pb
+
+
+def master_messages_to_protos(
+    messages: Sequence[MasterMessage], *, in_batches: bool
+) -> Iterator[pb.WorkerServiceSessionRequest]:
+    """In their order; `in_batches`: as few as hold them all."""
+    protos = map(master_message_to_proto, messages)
+    if len(messages) == 1 or not in_batches:
+        yield from protos
+        return
+    for group in in_groups(protos):
+        yield pb.WorkerServiceSessionRequest(batch=pb.SessionRequestBatch(messages=group))
+
+
+def master_messages_from_proto(proto: pb.WorkerServiceSessionRequest) -> list[MasterMessage]:
+    """What one message on the wire says. WireError as `master_message_from_proto`."""
+    if proto.WhichOneof("message") == "batch":
+        return [master_message_from_proto(one) for one in proto.batch.messages]
+    return [master_message_from_proto(proto)]
 
 
 def master_message_to_proto(message: MasterMessage) -> pb.WorkerServiceSessionRequest:
@@ -35,6 +57,7 @@ def _hello_to_proto(hello: MasterHello) -> pb.MasterHello:
         master=master_ref_to_proto(hello.master),
         live=[live_to_proto(one) for one in hello.live],
         reads_columns=hello.reads_columns,
+        reads_batches=hello.reads_batches,
     )
 
 
@@ -62,7 +85,8 @@ def master_message_from_proto(proto: pb.WorkerServiceSessionRequest) -> MasterMe
         case "hello":
             hello = proto.hello
             live = [live_from_proto(one) for one in hello.live]
-            return MasterHello(hello.protocol, master_ref_from_proto(hello.master), live, hello.reads_columns)
+            master = master_ref_from_proto(hello.master)
+            return MasterHello(hello.protocol, master, live, hello.reads_columns, hello.reads_batches)
         case _:
             return _attempts_from_proto(proto)
 

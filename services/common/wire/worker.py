@@ -1,5 +1,7 @@
 """Worker -> master: `WorkerServiceSessionResponse`."""
 
+from collections.abc import Iterator, Sequence
+
 from services.common.messages import (
     CacheChanges,
     Deltas,
@@ -11,6 +13,7 @@ from services.common.messages import (
     WorkerMessage,
 )
 from services.common.wire.attempt_event import event_from_proto, event_to_proto
+from services.common.wire.batches import in_groups
 from services.common.wire.errors import WireError, enum_from_proto
 from services.common.wire.frame import frame_from_proto, frame_to_proto
 from services.common.wire.names import (
@@ -22,6 +25,25 @@ from services.common.wire.names import (
     worker_ref_to_proto,
 )
 from sluice.v1 import worker_pb2 as pb
+
+
+def worker_messages_to_protos(
+    messages: Sequence[WorkerMessage], *, in_batches: bool
+) -> Iterator[pb.WorkerServiceSessionResponse]:
+    """In their order; `in_batches`: as few as hold them all."""
+    protos = map(worker_message_to_proto, messages)
+    if len(messages) == 1 or not in_batches:
+        yield from protos
+        return
+    for group in in_groups(protos):
+        yield pb.WorkerServiceSessionResponse(batch=pb.SessionResponseBatch(messages=group))
+
+
+def worker_messages_from_proto(proto: pb.WorkerServiceSessionResponse) -> list[WorkerMessage]:
+    """What one message on the wire says. WireError as `worker_message_from_proto`."""
+    if proto.WhichOneof("message") == "batch":
+        return [worker_message_from_proto(one) for one in proto.batch.messages]
+    return [worker_message_from_proto(proto)]
 
 
 def worker_message_to_proto(message: WorkerMessage) -> pb.WorkerServiceSessionResponse:
@@ -76,6 +98,7 @@ def _hello_to_proto(hello: WorkerHello) -> pb.WorkerHello:
             chunk_tokens=limits.chunk_tokens,
             kv_bytes_per_token=limits.kv_bytes_per_token,
         ),
+        reads_batches=hello.reads_batches,
     )
 
 
@@ -97,6 +120,7 @@ def _hello_from_proto(proto: pb.WorkerHello) -> WorkerHello:
             chunk_tokens=limits.chunk_tokens,
             kv_bytes_per_token=limits.kv_bytes_per_token,
         ),
+        reads_batches=proto.reads_batches,
     )
 
 

@@ -153,6 +153,11 @@ class HttpCall:
         """The client's own id of this call, from `x-request-id`; empty when it sent none."""
         return self.header(b"x-request-id")[:_MAX_LABEL]
 
+    @property
+    def size(self) -> int:
+        """Bytes of the body so far."""
+        return self._size
+
     async def body(self, max_bytes: int) -> bytes:
         """The whole body. Raises RequestTooLargeError, by the declared length before anything is read, and
         ClientGoneError when the client leaves in the middle of it."""

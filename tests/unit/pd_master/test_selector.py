@@ -1,7 +1,6 @@
 """Which pair a request gets."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from services.common.errors import ContextLengthError, NoWorkerError, OverloadedError
@@ -34,7 +33,7 @@ def view(name: str, role: Role, **fields: object) -> WorkerView:
     """A ready worker; prefill workers have reached d0 and d1."""
     proven = {ref("d0"): 10.0, ref("d1"): 10.0} if role is Role.PREFILL else {}
     usual = WorkerView(ref(name), role, "g", "m", f"{name}:1", LIMITS, Load(), True, proven, 0, 0)
-    return dataclasses.replace(usual, **fields)  # type: ignore[arg-type]
+    return msgspec.structs.replace(usual, **fields)
 
 
 def pick(
@@ -103,7 +102,7 @@ def test_full_queues_are_overload_with_a_time_to_come_back() -> None:
     full = view("p0", Role.PREFILL, load=Load(queued_requests=3, max_queued_requests=4, predicted_wait_s=7.0))
     assert pick(full, D0) == "p0+d0"
     with pytest.raises(OverloadedError) as caught:
-        pick(dataclasses.replace(full, pending_requests=1), D0)
+        pick(msgspec.structs.replace(full, pending_requests=1), D0)
     assert caught.value.retry_after_s == 7.0
 
 
@@ -198,22 +197,22 @@ def test_a_decode_worker_computes_what_it_has_sooner_than_it_would_come(
 
 
 def test_a_decode_worker_that_is_behind_takes_no_prompts_over() -> None:
-    behind = dataclasses.replace(ROOMY_D0, load=Load(predicted_wait_s=0.5))
+    behind = msgspec.structs.replace(ROOMY_D0, load=Load(predicted_wait_s=0.5))
     assert decided(200, BUSY_P0, behind) == "p0+d0"
 
 
 def test_no_prompts_are_computed_on_decode_workers_where_that_is_switched_off_or_their_queue_is_full() -> None:
     assert decided(200, SLOW_P0, ROOMY_D0, policy=Policy(local_tokens=0)) == "p0+d0"
-    full = dataclasses.replace(ROOMY_D0, load=Load(queued_requests=4, max_queued_requests=4))
+    full = msgspec.structs.replace(ROOMY_D0, load=Load(queued_requests=4, max_queued_requests=4))
     assert decided(200, SLOW_P0, full) == "p0+d0"
 
 
 def test_among_nearly_equal_decode_workers_the_one_that_lacks_least_kv_is_taken() -> None:
     assert decided(5000, SLOW_P0, ROOMY_D0, ROOMY_D1, cached={"d1": 4000}) == "p0+d1"
-    fuller = dataclasses.replace(ROOMY_D1, load=Load(demand_ratio=0.4))
+    fuller = msgspec.structs.replace(ROOMY_D1, load=Load(demand_ratio=0.4))
     assert decided(5000, SLOW_P0, ROOMY_D0, fuller, cached={"d1": 4000}) == "p0+d0"
 
 
 def test_among_nearly_equal_decode_workers_the_one_behind_a_quick_lane_is_taken() -> None:
-    mixed_lanes = dataclasses.replace(SLOW_P0, proven={ref("d0"): 1.0, ref("d1"): 40.0})
+    mixed_lanes = msgspec.structs.replace(SLOW_P0, proven={ref("d0"): 1.0, ref("d1"): 40.0})
     assert decided(5000, mixed_lanes, ROOMY_D0, ROOMY_D1) == "p0+d1"

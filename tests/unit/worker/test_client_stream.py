@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -51,7 +52,7 @@ async def read_first(address: str, outbox: Outbox[Any]) -> None:
     async with rpc.channel(address) as channel:
         stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
         call = stub.Session()
-        async with written(call, outbox, master_message_to_proto):
+        async with written(call, outbox, partial(map, master_message_to_proto)):
             await anext(aiter(call))
 
 

@@ -6,7 +6,18 @@ from dataclasses import dataclass, field
 import pytest
 
 from services.common.ipc import AttemptKey, SequenceOutput
-from services.common.messages import CacheChanges, Deltas, Heartbeat, Load, MasterRef, Queued, WorkerMessage
+from services.common.messages import (
+    PROTOCOL,
+    CacheChanges,
+    Deltas,
+    Heartbeat,
+    Load,
+    MasterHello,
+    MasterRef,
+    Prefilling,
+    Queued,
+    WorkerMessage,
+)
 from services.common.metrics import WorkerMetrics
 from services.common.request import Delta, Finish, FinishReason
 from services.worker.cache_account import CacheJournal
@@ -37,13 +48,14 @@ class Log:
 
 def session(*, in_columns: bool = False) -> MasterSession:
     metrics = WorkerMetrics(has_prefill=False, has_decode=True)
-    return MasterSession(MasterRef("m", "1"), metrics.sessions, CacheJournal(), in_columns=in_columns)
+    hello = MasterHello(PROTOCOL, MasterRef("m", "1"), [], reads_columns=in_columns)
+    return MasterSession(hello, metrics.sessions, CacheJournal())
 
 
 async def written(one: MasterSession) -> list[WorkerMessage]:
     """All that waits, and then the end."""
     one.outbox.close(LeavingError("the test ends"))
-    return [message async for message in one.outbox.messages()]
+    return [message async for batch in one.outbox.batches() for message in batch]
 
 
 def deltas(messages: list[WorkerMessage]) -> list[list[tuple[int, list[int], bool]]]:
@@ -91,13 +103,13 @@ async def test_a_slow_stream_gets_one_merged_delta() -> None:
 async def test_a_quick_stream_gets_each_token_once_and_the_finish_once() -> None:
     one, log = session(), Log()
     one.follow(KEY, 0, log, 0)
-    stream = one.outbox.messages()
+    stream = one.outbox.batches()
     for token in range(3):
         log.output_ids.append(token)
         if token == 2:
             log.finish = Finish(FinishReason.LENGTH, 3)
         one.grown(KEY, 0)
-        assert deltas([await anext(stream)]) == [[(token, [token], token == 2)]]
+        assert deltas(await anext(stream)) == [[(token, [token], token == 2)]]
     one.grown(KEY, 0)
     assert await written(one) == []
 
@@ -127,7 +139,7 @@ async def test_all_that_waits_is_written_before_the_end() -> None:
     outbox.say(1, 2)
     outbox.close(LeavingError("first"))
     outbox.close(LeavingError("second"))
-    assert [message async for message in outbox.messages()] == [1, 2]
+    assert [batch async for batch in outbox.batches()] == [[1, 2]]
     assert outbox.end is not None
     assert outbox.end.message == "first"
 
@@ -136,4 +148,35 @@ async def test_a_reader_that_never_comes_ends_the_stream() -> None:
     outbox: Outbox[int] = Outbox("test")
     outbox.say(*range(MAX_WAITING + 1))
     with pytest.raises(SessionOverflowError):
-        await asyncio.wait_for(anext(outbox.messages()), 30)
+        await asyncio.wait_for(anext(outbox.batches()), 30)
+
+
+async def test_what_is_said_at_once_is_written_at_once() -> None:
+    outbox: Outbox[int] = Outbox("test")
+    batches = outbox.batches()
+    for said in ([1], [2, 3]):
+        for message in said:
+            outbox.say(message)
+        assert await asyncio.wait_for(anext(batches), 30) == said
+
+
+async def test_what_can_wait_goes_along_with_what_cannot_in_order() -> None:
+    one = session()
+    batches = one.outbox.batches()
+    written = asyncio.ensure_future(anext(batches))
+    await asyncio.sleep(0)
+    one.event(Queued(KEY))
+    await asyncio.sleep(0)
+    assert not written.done()
+    one.event(Prefilling(KEY, 0))
+    assert await asyncio.wait_for(written, 30) == [Queued(KEY), Prefilling(KEY, 0)]
+
+
+async def test_what_can_wait_is_written_though_nothing_else_comes() -> None:
+    one = session()
+    batches = one.outbox.batches()
+    for _ in range(2):
+        written = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(0)
+        one.event(Queued(KEY))
+        assert await asyncio.wait_for(written, 30) == [Queued(KEY)]

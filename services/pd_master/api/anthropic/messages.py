@@ -36,7 +36,7 @@ class MessagesEndpoint:
         check_chat(chat)
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
-            open_ended, plan = await chat_request(self._gateway, chat, target, call.label)
+            open_ended, plan = await chat_request(self._gateway, chat, target, call)
             request, fills_context = _limited(open_ended, body.max_tokens)
             live = await self._gateway.start(request, api="messages", arrived=arrived)
             call.name_answer(request.request_id, b"request-id")
@@ -57,7 +57,7 @@ class MessagesEndpoint:
         body = _parse_count(await call.body(self._gateway.config.max_body_bytes))
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
-            prompt_ids, _ = await self._gateway.tokenizers.run(chat_prompt, chat_body(body), target)
+            prompt_ids, _ = await self._gateway.tokenizers.run_for(call.size, chat_prompt, chat_body(body), target)
             counted: TokenCount = {"input_tokens": len(prompt_ids)}
             await call.reply(200, msgspec.json.encode(counted))
 

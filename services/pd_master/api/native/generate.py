@@ -44,7 +44,9 @@ class NativeEndpoint:
         check_body(body, stream=stream)
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
-            request = await self._gateway.tokenizers.run(build_request, body, target, self._gateway.config, call.label)
+            request = await self._gateway.tokenizers.run_for(
+                call.size, build_request, body, target, self._gateway.config, call.label
+            )
             live = await self._gateway.start(request, api="native", arrived=arrived)
             call.name_answer(request.request_id)
             try:

@@ -35,7 +35,7 @@ class ChatEndpoint:
         check_chat(body)
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
-            request, plan = await chat_request(self._gateway, body, target, call.label)
+            request, plan = await chat_request(self._gateway, body, target, call)
             live = await self._gateway.start(request, api="chat", arrived=arrived)
             try:
                 await self._answer(call, body, live, target, plan)

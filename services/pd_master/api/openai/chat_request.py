@@ -6,6 +6,7 @@ import msgspec
 from services.common.errors import InvalidRequestError
 from services.common.request import Request
 from services.pd_master import checks
+from services.pd_master.api.http import HttpCall
 from services.pd_master.api.openai import sampling
 from services.pd_master.api.openai.answer_plan import AnswerPlan, plan_answer
 from services.pd_master.api.openai.chat_schema import ChatBody
@@ -26,8 +27,8 @@ def check_chat(body: ChatBody) -> None:
     checks.check_template_kwargs(body.chat_template_kwargs or {}, "chat_template_kwargs")
 
 
-async def chat_request(gateway: Gateway, body: ChatBody, target: Target, label: str) -> tuple[Request, AnswerPlan]:
-    """A checked body as a request, and how its output is to be read. `label`: the client's own id.
+async def chat_request(gateway: Gateway, body: ChatBody, target: Target, call: HttpCall) -> tuple[Request, AnswerPlan]:
+    """A checked body as a request, and how its output is to be read. `call`: that it came with.
 
     Raises InvalidRequestError and ContextLengthError naming the field.
     """
@@ -35,7 +36,7 @@ async def chat_request(gateway: Gateway, body: ChatBody, target: Target, label: 
     num_choices = checks.choice_count(body.n, config, param="n")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling.sampling_params(body, target, num_logprobs)
-    prompt_ids, plan = await gateway.tokenizers.run(chat_prompt, body, target)
+    prompt_ids, plan = await gateway.tokenizers.run_for(call.size, chat_prompt, body, target)
     bad = await sampling.bad_sequences(gateway, body, target)
     params = msgspec.structs.replace(params, grammar=plan.grammar, bad_sequences=bad)
     checks.check_prompt_logprobs(len(prompt_ids), body.prompt_logprobs, param="prompt_logprobs")
@@ -54,7 +55,7 @@ async def chat_request(gateway: Gateway, body: ChatBody, target: Target, label: 
         text=text,
         num_choices=num_choices,
         priority=body.priority or 0,
-        client_request_id=label[:128],
+        client_request_id=call.label,
         queue_budget_s=config.queue_budget_s,
         deadline_s=config.deadline_s,
     )

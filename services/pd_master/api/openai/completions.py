@@ -65,7 +65,7 @@ class CompletionsEndpoint:
         params = msgspec.structs.replace(
             params, grammar=answer_grammar(body), bad_sequences=bad, num_prompt_logprobs=scored
         )
-        prompt_ids = await self._prompt_ids(body, prompt, target)
+        prompt_ids = await self._prompt_ids(body, prompt, target, call.size)
         max_new = checks.fit_output(
             len(prompt_ids), body.max_tokens, target, param="max_tokens", num_choices=num_choices,
             default=DEFAULT_MAX_TOKENS,
@@ -84,13 +84,13 @@ class CompletionsEndpoint:
             deadline_s=config.deadline_s,
         )
 
-    async def _prompt_ids(self, body: CompletionBody, prompt: Prompt, target: Target) -> list[int]:
+    async def _prompt_ids(self, body: CompletionBody, prompt: Prompt, target: Target, num_bytes: int) -> list[int]:
         if isinstance(prompt, list):
             return checks.checked_prompt_ids(prompt, target.model, "prompt")
         special = body.add_special_tokens is not False
         limit = target.model.max_context_tokens
-        return await self._gateway.tokenizers.run(
-            lambda: encode_bounded(target.text, prompt, limit, param="prompt", special=special)
+        return await self._gateway.tokenizers.run_for(
+            num_bytes, lambda: encode_bounded(target.text, prompt, limit, param="prompt", special=special)
         )
 
     async def _answer(

@@ -39,7 +39,7 @@ class ResponsesEndpoint:
         check_chat(chat)
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
-            request, plan = await chat_request(self._gateway, chat, target, call.label)
+            request, plan = await chat_request(self._gateway, chat, target, call)
             live = await self._gateway.start(request, api="responses", arrived=arrived)
             call.name_answer(request.request_id)
             answer = ResponseEvents(live, body, plan.parsers(1))
@@ -56,7 +56,7 @@ class ResponsesEndpoint:
         body = _parse_count(await call.body(self._gateway.config.max_body_bytes))
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
-            prompt_ids, _ = await self._gateway.tokenizers.run(chat_prompt, chat_body(body), target)
+            prompt_ids, _ = await self._gateway.tokenizers.run_for(call.size, chat_prompt, chat_body(body), target)
             counted: InputTokens = {"object": "response.input_tokens", "input_tokens": len(prompt_ids)}
             await call.reply(200, encode(counted))
 

@@ -1,6 +1,6 @@
 """One start of a master: its core, its roster of workers and its clients."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import structs
@@ -127,7 +127,7 @@ class Master:
     def _view(self, one: WorkerView) -> WorkerView:
         """Now and then KV is heavy, and decode workers compute prompts themselves."""
         kv_bytes = 10**9 if round(self.draw * 97) % 4 == 1 else 0
-        return replace(one, limits=structs.replace(one.limits, kv_bytes_per_token=kv_bytes))
+        return structs.replace(one, limits=structs.replace(one.limits, kv_bytes_per_token=kv_bytes))
 
     # ------------------------------------------------------------------------------------------------------ network
 

@@ -117,7 +117,11 @@ async def test_wrong_configuration_ends_all_at_once(tmp_path: Path) -> None:
         sys.executable, "-m", "services.cli.main", "pd-master", *TWO, "--http-port", "0", "--grpc-port", "0",
         "--api-keys-file", str(tmp_path / "none"), stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    _, errors = await asyncio.wait_for(process.communicate(), 60)
+    try:
+        _, errors = await asyncio.wait_for(process.communicate(), 60)
+    except TimeoutError:
+        process.kill()
+        raise
     assert process.returncode == 2
     assert b"--api-keys-file" in errors
 

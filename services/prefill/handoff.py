@@ -136,8 +136,10 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
             return
         self._placements.withdraw(one)
         self._masters.rename(one, new_key, now)
+        is_early = one.compute is Compute.QUEUED and one.placement is Placement.NOT_ASKED
         one.decode, one.placement = redirect.decode, Placement.NOT_ASKED
-        self._placements.ask(one, now)
+        if not is_early:  # the Router has not kept room for it yet
+            self._placements.ask(one, now)
 
     # ---------------------------------------------------------------------------------------------------- from decode
 

@@ -92,8 +92,6 @@ class Router:
         """What one that comes behind the queue would wait, as of the last plan; nothing once nobody waits."""
         self._resting = False
         """The engine deferred a proposal and has told nothing since."""
-        self._asked: set[Hashable] = set()
-        """Waiting prompts for which a decode worker was asked already."""
         self._outbox: list[Callable[[], None]] = []
         """What `decide` has decided; carried out when it has finished, so that it may be answered at once."""
         self._wake = asyncio.Event()
@@ -118,7 +116,6 @@ class Router:
         True: it waited, and the engine does not know it. False: it does not wait; what is in the engine is ended there,
         and told here as Gone.
         """
-        self._asked.discard(key)
         was_waiting = self._queue.pop(key) is not None
         self._note_empty(self._clock())
         self._wake.set()
@@ -278,20 +275,16 @@ class Router:
             entry = self._queue[index]
             entry.bypassed += count
             entry.blocked_since_s = now_s if entry.blocked_since_s is None else entry.blocked_since_s
-        reserve_first = [self._queue[index].work for index in decided.reserve_first]
+        reserve_first = [self._queue[index].work for index in decided.reserve_first if self._queue.ask(index)]
         self._propose(decided.admit, joiners)
         self._outlook.rates.planned(now_s, more_waits=len(self._queue) > 0)
         self._note_empty(now_s)
-        for work in reserve_first:
-            if work.key not in self._asked:
-                self._asked.add(work.key)
-                self._outbox.append(partial(self._outlets.reserve_first, work))
+        self._outbox.extend(partial(self._outlets.reserve_first, work) for work in reserve_first)
 
     def _propose(self, admit: list[int], joiners: Joiners) -> None:
         left, peaks = joiners.left[admit].tolist(), joiners.own_peaks[admit].tolist()
         had_to_wait = self._outlook.rates.anything_waits
         for entry, tokens, peak in zip(self._queue.take(admit), left, peaks, strict=True):
-            self._asked.discard(entry.work.key)
             self._running.propose(entry, tokens, peak if had_to_wait else 0)
             self._outbox.append(partial(self._outlets.propose, entry.work))
 
@@ -323,7 +316,6 @@ class Router:
     def _give_up(self, work: QueuedWork, why: str, wait_s: float, now_s: float) -> None:
         self._queue.pop(work.key)
         self._note_empty(now_s)
-        self._asked.discard(work.key)
         error = OverloadedError(why, retry_after_s=retry_after_s(wait_s))
         self._outbox.append(partial(self._outlets.give_up, work, error))
 

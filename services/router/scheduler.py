@@ -8,7 +8,8 @@ first chunk fits what is left of the first step's prompt budget. Then:
 - One that does not fit may be passed by younger ones, `max_bypasses` times or for `max_bypass_s`; then nothing
   younger is let in until it is (R20).
 - A prompt without a grant beyond the share such prompts may fill waits for one; the plan asks to reserve for it first
-  (R4).
+  (R4). It is asked for when there is room for it here, and that room is kept: a prompt that held room on a decode
+  worker and waited for room here would wait for prompts that wait for that decode worker.
 - The running limit and the step budget are no reason to pass: the next step solves them.
 """
 
@@ -84,13 +85,39 @@ def plan(queue: WaitingQueue, joiners: Joiners, pool: PoolView, config: RouterCo
     end = queue.num_resumed()
     may_pass = not end and not pool.resuming
     end = len(queue) if may_pass else end
-    position = 0
+    position = _admit_granted(progress, queue, joiners, pool.capacity_slots, config) if may_pass else 0
+    if may_pass:
+        joiners = _keep_asked(progress, queue.arrays(), joiners, position)
     while position < end:
         position = _admit_run(progress, queue.arrays(), joiners, slice(position, end), pool.capacity_slots, config)
         if not may_pass or position >= end:
             break
         position += _num_passed(progress, queue, joiners[position:end], position, pool.capacity_slots, config, now_s)
     return _finished(progress)
+
+
+def _admit_granted(
+    progress: _Progress, queue: WaitingQueue, joiners: Joiners, capacity: int, config: RouterConfig
+) -> int:
+    """Let in what has its grant: the room that others were let in around. Returns how many there are; those that have
+    to wait all the same keep their room."""
+    num = queue.num_granted()
+    if num:
+        curve = progress.curve
+        _admit_run(progress, queue.arrays(), joiners, slice(0, num), capacity, config)
+        progress.curve = curve.joined_by(joiners[:num])
+    return num
+
+
+def _keep_asked(progress: _Progress, arrays: QueueArrays, joiners: Joiners, start: int) -> Joiners:
+    """Count what is asked for, from `start` on, as if it were in; returns the joiners, of which it has no more to
+    join."""
+    asked = arrays.asked.copy()
+    asked[:start] = False
+    if not asked.any():
+        return joiners
+    progress.curve = progress.curve.joined_by(joiners[np.flatnonzero(asked)])
+    return Joiners(np.where(asked, 0, joiners.held), joiners.left, joiners.growth)
 
 
 def _admit_run(
@@ -147,6 +174,8 @@ def _num_passed(
             break
         if might_fit[offset] and arrays.ungranted[position] > progress.ungranted_left:
             progress.reserve_first.append(position)
+            progress.curve = progress.curve.joined_by(joiners[offset : offset + 1])
+            might_fit = progress.curve.might_fit(joiners, capacity)
         else:
             progress.skipped.append(position)
             if not may_be_bypassed(queue[position], config, now_s):

@@ -1,7 +1,8 @@
 """The queue of a Router: first come, first served within a priority, by the age of the request.
 
 A level of priority is worth a fixed amount of age, so that the order of two entries never changes while they wait and
-the lowest level is not starved by a stream of the highest. Preempted sequences come before all.
+the lowest level is not starved by a stream of the highest. Preempted sequences come before all, and then prompts that
+a decode worker has promised room: others wait for that room.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.router.output_length import Sequences
 from services.router.peak_memory import IntArray
 from services.router.survival import FloatArray
 from services.router.work import QueuedWork, RouterConfig, WorkKind
 
+_FIRST, _GRANTED, _LAST = range(3)
+
 
 @dataclass(slots=True)
 class Waiting:
-    """One entry of the queue. The Router changes the last three."""
+    """One entry of the queue. The Router changes `rank` and the last four."""
 
     work: QueuedWork
-    rank: tuple[bool, float, int]
-    """Order in the queue: preempted first, then age with priority, then as it came."""
+    rank: tuple[int, float, int]
+    """Order in the queue: preempted first, then granted, then age with priority, then as it came."""
     unit: float
     """Place among quantiles, for life (`output_length.place_of`)."""
     group: int
@@ -34,6 +38,8 @@ class Waiting:
     bypassed: int = 0
     """How many younger were let in since it first did not fit."""
     blocked_since_s: float | None = None
+    asked: bool = False
+    """PREFILL: a decode worker was asked for room; its own room is kept here (`scheduler`)."""
     granted: bool = False
     """PREFILL: a decode worker has promised room."""
 
@@ -48,6 +54,7 @@ class QueueArrays:
     compute_tokens: IntArray
     ungranted: IntArray
     """Slots it would hold without a decode worker's grant."""
+    asked: NDArray[np.bool_]
     deadline_s: FloatArray
     lengths: Sequences
     """`max_new` is 0 for work that does not grow here."""
@@ -75,7 +82,7 @@ class WaitingQueue:
     def push(self, work: QueuedWork, unit: float, group: int) -> None:
         """Queue new work at its place. Raises KeyError if its key waits already."""
         age = work.arrival_s + work.priority * self._config.priority_step_s
-        rank = (work.kind is not WorkKind.RESUMED, age, next(self._numbers))
+        rank = (_FIRST if work.kind is WorkKind.RESUMED else _LAST, age, next(self._numbers))
         self.push_back(Waiting(work, rank, unit, group, _facts(work, unit, group, self._config)))
 
     def push_back(self, entry: Waiting) -> None:
@@ -105,9 +112,22 @@ class WaitingQueue:
 
     def grant(self, key: Hashable) -> None:
         """A decode worker has promised room for this one, if it waits."""
-        if key in self._by_key:
-            self._by_key[key].granted = True
+        entry = self.pop(key)
+        if entry is not None:
+            entry.granted, entry.rank = True, (_GRANTED, *entry.rank[1:])
+            self.push_back(entry)
+
+    def ask(self, index: int) -> bool:
+        """A decode worker is to be asked for room for this one; whether it was not before."""
+        entry = self._entries[index]
+        is_new, entry.asked = not entry.asked, True
+        if is_new:
             self._arrays = None
+        return is_new
+
+    def num_granted(self) -> int:
+        """Those that a decode worker has promised room; where there are any, they are at the front."""
+        return sum(1 for _ in itertools.takewhile(lambda entry: entry.granted, self._entries))
 
     def num_resumed(self) -> int:
         """Preempted sequences that wait; they are at the front."""
@@ -124,6 +144,7 @@ class WaitingQueue:
                 choices=rows["choices"].copy(),
                 compute_tokens=rows["compute_tokens"].copy(),
                 ungranted=np.where(rows["prefill"] & ~granted, rows["held"], 0),
+                asked=np.array([entry.asked for entry in self._entries], dtype=np.bool_),
                 deadline_s=rows["deadline_s"].copy(),
                 lengths=Sequences(
                     rows["produced"], rows["min_new"], rows["max_new"], rows["unit"].copy(), rows["group"].copy()

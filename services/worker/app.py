@@ -39,6 +39,8 @@ from sluice.v1 import reservation_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
 
+AUDIT_S = 2.0
+"""How long an engine without work may take to answer."""
 CLOSE_GRACE_S = 2.0
 """How long streams may take to end once told to."""
 _STUCK_POLL_S = 0.5
@@ -238,8 +240,20 @@ class Worker:
         for task in ends:
             task.cancel()
         _check_whole(service)
-        if not service.drained.is_set():
+        if service.drained.is_set():
+            await self._audit()
+        else:
             log.warning("%d jobs are given up: %s", len(jobs), self.status.stalled() or "the time to drain is over")
+
+    async def _audit(self) -> None:
+        """Nothing is at stake any more, and what was lost over a whole life shows."""
+        try:
+            async with asyncio.timeout(AUDIT_S):
+                problems = await self.engine.audit()
+        except TimeoutError:
+            return
+        for problem in problems:
+            log.error("the engine ends with wrong books: %s", problem)
 
     async def _until_stuck(self) -> None:
         """A wedged engine finishes nothing: there is no point in giving it time."""

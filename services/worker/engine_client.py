@@ -23,6 +23,7 @@ import zmq.asyncio
 from services.common.ipc import (
     IPC_PROTOCOL,
     Alive,
+    CheckIntegrity,
     Command,
     EngineReady,
     Event,
@@ -41,6 +42,8 @@ HIGH_WATER_MARK = 10_000
 """Frames in flight one way. An engine that drains commands between steps never has this many waiting (R15)."""
 ENGINE_COMMAND = (sys.executable, "-m", "services.engine.main", "-")
 _EXIT_GRACE_S = 10.0
+_AUDIT = -1
+"""Token of this client's own CheckIntegrity."""
 
 
 class EngineLostError(RuntimeError):
@@ -59,6 +62,7 @@ class EngineClient:
         self._stopping = False
         self._heard_at = time.monotonic()
         self._busy_s = 0.0
+        self._audit: asyncio.Future[Integrity] | None = None
         self.ready: EngineReady | None = None
         self.usage = Usage(0, 0, 0, 0, 0)
         self.step = 0
@@ -107,7 +111,7 @@ class EngineClient:
             return
         # With DONTWAIT the future is done at once: a full socket is an error here instead of a queue without end.
         sent = cast("asyncio.Future[object]", self._socket.send(frame, zmq.DONTWAIT))
-        if isinstance(sent.exception(), zmq.Again):
+        if isinstance(sent.exception(), zmq.Again) and not self._processes.is_one_gone():  # else `run` tells of that
             log.critical("the engine takes no commands: %d frames wait, or it never connected", HIGH_WATER_MARK)
             self.kill()
 
@@ -147,12 +151,21 @@ class EngineClient:
                 self.usage, self.step, self._busy_s = usage, step, 0.0
             case Alive(usage=usage, step=step, busy_s=busy_s):
                 self.usage, self.step, self._busy_s = usage, step, busy_s
-            case Integrity(usage=usage):
+            case Integrity(usage=usage, token=token):
                 self.usage = usage
+                if token == _AUDIT and self._audit is not None and not self._audit.done():
+                    self._audit.set_result(event)
             case EngineReady():
                 if event.ipc_protocol != IPC_PROTOCOL:
                     raise EngineLostError(f"engine speaks ipc {event.ipc_protocol}, this process {IPC_PROTOCOL}")
                 self.ready = event
+
+    async def audit(self) -> list[str]:
+        """What of its slots, rows and pages the engine cannot account for. Waits for its next turn: give it a
+        deadline."""
+        self._audit = asyncio.get_running_loop().create_future()
+        self.send(CheckIntegrity(_AUDIT))
+        return (await self._audit).problems
 
     async def stop(self) -> int:
         """Ask the engine to end, then make it. Returns its exit status, the first of its ranks' that is not 0."""

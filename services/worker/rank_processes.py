@@ -33,6 +33,10 @@ class RankProcesses:
         """Of those that run."""
         return [process.pid for process in self._processes if process.returncode is None]
 
+    def is_one_gone(self) -> bool:
+        """Whether one has ended, also when the event loop has not heard of it yet."""
+        return any(_is_gone(process) for process in self._processes)
+
     async def first_end(self) -> str:
         """Wait until one of them ends; tell which, and its status."""
         waits = [asyncio.create_task(process.wait()) for process in self._processes]
@@ -55,3 +59,12 @@ class RankProcesses:
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _is_gone(process: asyncio.subprocess.Process) -> bool:
+    if process.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # it has been waited for
+        return True

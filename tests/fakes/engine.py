@@ -110,7 +110,7 @@ class FakeEngine:
                     case Shutdown():
                         return
                     case CheckIntegrity(token=token):
-                        self._emit(Integrity(token, [], self._state.usage(), len(self._state.jobs)))
+                        self._emit(Integrity(token, self._options.problem, self._state.usage(), len(self._state.jobs)))
                     case ConnectPeer():
                         self._spawn(self._connect(command))
                     case DropPeer(peer_id=peer_id) if peer_id in self._peers:
@@ -231,6 +231,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-context-tokens", type=int, default=8192)
     parser.add_argument("--kv-bytes", type=int, default=KV_BYTES, help="what a token's KV is said to take")
     parser.add_argument("--fingerprint", default="fake-model")
+    parser.add_argument("--problem", action="append", default=[], help="what its books are said to lack")
     return parser.parse_args(arguments)
 
 

@@ -41,4 +41,6 @@ async def test_answers_under_chaos_are_those_of_a_quiet_cluster(tmp_path: Path) 
             sys.stderr.write(f"{dict(sorted(storm.counts.items()))}\n")
         for one in clients.values():
             await one.close()
+        await town.end()
+        storm.read_logs()
     assert not storm.failures, f"SEED={SEED}: {len(storm.failures)} failures\n" + "\n\n".join(storm.failures[:20])

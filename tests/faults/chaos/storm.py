@@ -15,7 +15,7 @@ from tests.faults.chaos.town import Town
 from tests.faults.chaos.verdict import difference, is_transport_error
 from tests.integration.leaks import workers_hold_nothing
 
-AT_ONCE = 14
+AT_ONCE = 20
 NUM_AGAIN = 20
 """Cases that are asked once more when all is over."""
 GIVEN_BACK_S = 30.0
@@ -49,6 +49,7 @@ class Storm:
             self.quiet[case.number] = await self._ask_in_peace(case)
         await self._troubled(cases, seconds)
         await self.town.whole()
+        self._tally()
         for case in random.Random(self.seed).sample(cases, min(len(cases), NUM_AGAIN)):
             if found := difference(self.quiet[case.number], await self._ask_in_peace(case), is_cut=False):
                 self.failures.append(f"when all was quiet again: {found}\n  {shown(case)}")
@@ -104,11 +105,20 @@ class Storm:
             when = f"at {time.strftime('%X')} on {master} for {now - began:.1f} s"
             self.failures.append(f"{found}\n  {shown(case)}\n  {when}, faults: {[str(one) for one in met]}")
 
+    def _tally(self) -> None:
+        for name in ("preemptions", "restored_sequences", "evicted_tokens"):
+            total = sum(worker.value(f"sluice_engine_{name}_total") for worker in self.town.workers)
+            self.counts[name] += int(total)
+
     async def _nothing_left(self) -> None:
         await asyncio.to_thread(workers_hold_nothing, self.town.workers, GIVEN_BACK_S)
         for master in self.town.masters:
             active = await asyncio.to_thread(master.value, "sluice_gateway_active_requests")
             assert active == 0, f"{master.name} has {active} requests in work"
+        self.read_logs()
+
+    def read_logs(self) -> None:
+        """What stands there is a failure."""
         for process in self.town.processes.values():
             found = _WRONG.search(process.log.read_text(errors="replace"))
             if found:

@@ -33,6 +33,8 @@ class Plan:
     layout: dict[str, int]
     worker_options: tuple[str, ...]
     master_options: tuple[str, ...]
+    two_ranks: str
+    """A worker whose engine is two processes; none has this name where all have one."""
 
 
 def random_plan(chance: random.Random) -> Plan:
@@ -44,7 +46,8 @@ def random_plan(chance: random.Random) -> Plan:
     worker += ["--host-cache-gib", str(chance.choice((0, 0.001, 0.05)))]
     worker += chance.choice((["--no-prefix-cache"], [], [])) + chance.choice((["--verify-kv"], []))
     master = ["--local-prefill-tokens", str(chance.choice((0, 256))), "--deadline-s", "120", "--queue-budget-s", "90"]
-    return Plan(chance.choice(LAYOUTS), tuple(worker), (*master, "--drain-s", "10"))
+    two_ranks = chance.choice(("", "", "prefill-1", "decode-0", "mixed-0"))
+    return Plan(chance.choice(LAYOUTS), tuple(worker), (*master, "--drain-s", "10"), two_ranks)
 
 
 @dataclass
@@ -85,6 +88,11 @@ class Town:
         for wire in self.wires.values():
             await wire.stop()
 
+    async def end(self) -> None:
+        """A last drain of all: each ends with status 0, and its engine has accounted for all that it had."""
+        for process in self.workers + self.masters:
+            assert await asyncio.to_thread(process.stop, 2 * DRAIN_S + 20) == 0, process.tail()
+
     async def _lay_out(self) -> None:
         names = [f"{role}-{at}" for role, count in self.plan.layout.items() for at in range(count)]
         direct, wired = [], []
@@ -96,7 +104,8 @@ class Town:
             direct.append(f"127.0.0.1:{grpc_port}")
             wired.append(wire.address)
             options = ["--model", str(self.model), "--advertise-address", wire.address, *self.plan.worker_options]
-            self._add(name, name.split("-")[0], grpc_port, http_port, options)
+            ranks = ["--tp", "2"] if name == self.plan.two_ranks else []
+            self._add(name, name.split("-")[0], grpc_port, http_port, options + ranks)
         for at, addresses in enumerate((wired, direct)):
             options = ["--workers", ",".join(addresses), *self.plan.master_options]
             self._add(f"pd-master-{at}", "pd-master", next(ports), next(ports), options)

@@ -101,6 +101,12 @@ async def test_a_draining_prefill_worker_refuses_new_prompts() -> None:
         await asyncio.wait_for(p.task, 60)
 
 
+async def test_a_drained_worker_tells_what_its_engine_cannot_account_for(caplog: pytest.LogCaptureFixture) -> None:
+    one = await RunningWorker("decode", "--problem", "3 slots belong to nobody").serving()
+    await asyncio.wait_for(one.stop(), 40)
+    assert "the engine ends with wrong books: 3 slots belong to nobody" in caplog.text
+
+
 async def test_drain_gives_up_at_its_deadline() -> None:
     start = lambda: RunningWorker("decode", "--step-s", "0.05", drain_s=0.3)  # noqa: E731
     async with workers(prefill, start) as (p, d), master(p.address, d.address) as m:

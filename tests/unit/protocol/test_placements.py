@@ -17,8 +17,17 @@ from services.common.peer_messages import (
     Revoked,
 )
 from services.worker.protocol import effects as fx
-from tests.unit.protocol.cores import AT_D0, AT_D1, D0, D1, KEY, M0, handover, output
+from tests.unit.protocol.cores import AT_D0, AT_D1, D0, D1, KEY, M0, handover, output, submit
 from tests.unit.protocol.handoff_bench import K2, PrefillBench
+
+
+def test_a_redirect_does_not_ask_before_the_router_has_kept_room() -> None:
+    bench = PrefillBench()
+    bench.master(submit())
+    bench.master(Redirect(KEY, 2, AT_D1))
+    assert bench.to_peer(D1) == []
+    bench.event(ipc.Admitted(1, 0, 3))
+    assert [type(one) for one in bench.to_peer(D1)] == [Reserve]
 
 
 def test_refused_placement_keeps_the_kv_and_goes_on_under_the_new_number() -> None:

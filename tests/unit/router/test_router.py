@@ -100,6 +100,19 @@ def test_prompts_beyond_the_ungranted_share_are_asked_for_once_and_let_in_when_g
     assert recorder.decide() == [2]
 
 
+def test_a_prompt_that_is_granted_waits_for_none_that_wait_for_the_same_decode_worker() -> None:
+    recorder = Recorder()
+    recorder.router.enqueue(work("large", 600, WorkKind.PREFILL))
+    assert (recorder.decide(), recorder.reserve_first) == ([], ["large"])
+    for number in range(3):
+        recorder.router.enqueue(work(number, 240, WorkKind.PREFILL))
+    assert recorder.decide() == [0]
+    recorder.router.tell(events.Stepped(0.01, 0, 240, held_slots=0, computed=((0, 0),)))
+    assert recorder.decide() == []
+    recorder.router.tell(events.Granted("large"))
+    assert recorder.decide() == ["large"]
+
+
 def test_a_grant_for_one_that_is_in_makes_room_in_the_share() -> None:
     recorder = Recorder()
     for number in range(3):

@@ -148,7 +148,7 @@ def test_one_plan_looks_past_a_limited_number() -> None:
 
 def prefill_pool(**more: Any) -> PoolView:
     standing = PeakCurve.of(Joiners.of([300], [0], [0]), now=0)
-    return pool(curve=standing, step_tokens_left=1000, **more)
+    return pool(**{"curve": standing, "step_tokens_left": 1000, **more})
 
 
 def test_ungranted_prompts_fill_only_their_share_of_the_pool() -> None:
@@ -161,10 +161,39 @@ def test_ungranted_prompts_fill_only_their_share_of_the_pool() -> None:
 
 def test_a_granted_prompt_is_let_in_beyond_the_share() -> None:
     queue = queue_of(work("a", 90, PREFILL), work("b", 90, PREFILL))
-    queue[1].granted = True
+    queue.grant("b")
     decided = planned(queue, prefill_pool(ungranted_slots=480))
     assert admitted(queue, decided) == ["b"]
+    assert decided.reserve_first == [1]
+
+
+def test_room_is_kept_for_what_is_asked_for() -> None:
+    queue = queue_of(work("big", 600, PREFILL), work("a", 90, PREFILL), work("b", 90, PREFILL))
+    decided = planned(queue, prefill_pool())
+    assert admitted(queue, decided) == ["a"]
     assert decided.reserve_first == [0]
+    assert queue.ask(0)
+    queue.take(decided.admit)
+    with_a = PeakCurve.of(Joiners.of([300, 90], [0, 0], [0, 0]), now=0)
+    later = planned(queue, prefill_pool(curve=with_a, ungranted_slots=90))
+    assert admitted(queue, later) == [], "the asked one could not be let in any more when it is granted"
+    queue.grant("big")
+    assert admitted(queue, planned(queue, prefill_pool(curve=with_a, ungranted_slots=90))) == ["big"]
+
+
+def test_several_are_asked_for_only_as_they_fit_together() -> None:
+    queue = queue_of(*(work(str(number), 300, PREFILL) for number in range(3)))
+    assert planned(queue, prefill_pool(ungranted_slots=480)).reserve_first == [0, 1]
+
+
+def test_what_is_granted_and_has_to_wait_keeps_its_room() -> None:
+    queue = queue_of(work("old", 90, PREFILL), work("granted", 600, PREFILL, arrival_s=1))
+    queue.ask(1)
+    queue.grant("granted")
+    full = PeakCurve.of(Joiners.of([399], [0], [0]), now=0)
+    assert admitted(queue, planned(queue, prefill_pool(curve=full))) == ["granted"]
+    fuller = PeakCurve.of(Joiners.of([400], [0], [0]), now=0)
+    assert admitted(queue, planned(queue, prefill_pool(curve=fuller))) == []
 
 
 def test_no_room_is_asked_for_what_does_not_fit_here() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -99,6 +100,21 @@ async def test_a_killed_engine_is_an_error_of_the_worker() -> None:
     assert engine.task is not None
     with pytest.raises(EngineLostError, match="status -9"):
         await asyncio.wait_for(engine.task, 60)
+    await engine.client.stop()
+
+
+async def test_a_command_for_an_engine_that_was_killed_is_not_taken_for_an_overflow(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = await Running().up()
+    (pid,) = engine.client.pids
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(0.3)  # noqa: ASYNC251 - the socket hears of it, and the event loop does not
+    engine.client.send(Abort(1))
+    assert engine.task is not None
+    with pytest.raises(EngineLostError, match="status -9"):
+        await asyncio.wait_for(engine.task, 60)
+    assert "takes no commands" not in caplog.text
     await engine.client.stop()
 
 

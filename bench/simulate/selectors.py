@@ -102,6 +102,8 @@ class Ours:
         self._loads = {name: Load() for name in self._workers}
         self._index = PrefixIndex()
         self._changes: list[tuple[WorkerRef, list[int], list[int]]] = []
+        self._pairs: dict[int, tuple[WorkerRef, WorkerRef]] = {}
+        """Of the requests that are not over."""
 
     def choose(self, story: Story) -> tuple[PrefillWorker, DecodeWorker]:
         """As a master would."""
@@ -115,8 +117,9 @@ class Ours:
         prefill, decode = self._workers[pair.prefill.worker_id], self._workers[pair.decode.worker.worker_id]
         assert isinstance(prefill, PrefillWorker)
         assert isinstance(decode, DecodeWorker)
-        for worker in (prefill, decode):
-            self._pending.sent(self._refs[worker.name], _key(story), story.arrival.prompt_tokens)
+        self._pairs[story.number] = refs = self._refs[prefill.name], self._refs[decode.name]
+        for ref in refs:
+            self._pending.sent(ref, _key(story), story.arrival.prompt_tokens)
         return prefill, decode
 
     def heartbeat(self) -> None:
@@ -145,8 +148,9 @@ class Ours:
 
     def over(self, story: Story) -> None:
         """It counts no more."""
-        for ref in self._refs.values():
-            self._pending.dropped(ref, _key(story))
+        num_tokens = story.arrival.prompt_tokens + (story.output_tokens if story.finished_s is not None else 0)
+        for ref in self._pairs.pop(story.number, ()):
+            self._pending.ended(ref, _key(story), num_tokens)
 
     def cache_changed(self, worker: PrefillWorker, stored: list[int], evicted: list[int]) -> None:
         """The next heartbeat tells."""
@@ -155,7 +159,7 @@ class Ours:
     def _view(self, worker: Worker) -> WorkerView:
         is_prefill = isinstance(worker, PrefillWorker)
         config, ref = worker.config, self._refs[worker.name]
-        slots = config.capacity_slots
+        slots, pending = config.capacity_slots, self._pending.of(ref)
         return WorkerView(
             worker=ref,
             role=Role.PREFILL if is_prefill else Role.DECODE,
@@ -166,8 +170,9 @@ class Ours:
             load=self._loads[worker.name],
             takes_work=True,
             proven=self._reached if is_prefill else {},
-            pending_requests=self._pending.num_requests(ref),
-            pending_tokens=self._pending.num_tokens(ref),
+            pending_requests=pending.num_requests,
+            pending_tokens=pending.num_tokens,
+            freed_tokens=pending.num_freed,
         )
 
 

@@ -35,12 +35,11 @@ class AttemptIndex:
 
     def add(self, attempt: MasterAttempt) -> None:
         """An attempt starts."""
-        num_tokens = len(attempt.branch.inflight.request.prompt_ids) + attempt.branch.num_delivered
         self._by_key[attempt.key] = attempt
         for worker in {attempt.pair.prefill, attempt.decode} - {None}:
             assert worker is not None
             self._on.setdefault(worker, {})[attempt.key] = attempt
-            self._pending.sent(worker, attempt.key, num_tokens)
+            self._pending.sent(worker, attempt.key, _num_tokens(attempt))
 
     def reached(self, attempt: MasterAttempt, stage: Stage) -> None:
         """Its workers say that it has come so far; it never goes back."""
@@ -54,19 +53,26 @@ class AttemptIndex:
     def prefill_done(self, attempt: MasterAttempt) -> None:
         """The prefill worker has nothing more to do with it."""
         attempt.is_prefill_done = True
-        self._forget(attempt.pair.prefill, attempt.key)
+        self._forget(attempt.pair.prefill, attempt)
 
     def remove(self, attempt: MasterAttempt) -> bool:
         """An attempt is over. False when it was over already."""
         if self._by_key.pop(attempt.key, None) is None:
             return False
-        self._forget(attempt.pair.prefill, attempt.key)
+        self._forget(attempt.pair.prefill, attempt)
         if attempt.decode is not None:
-            self._forget(attempt.decode, attempt.key)
+            self._forget(attempt.decode, attempt)
         return True
 
-    def _forget(self, worker: WorkerRef, key: AttemptKey) -> None:
-        self._pending.dropped(worker, key)
+    def _forget(self, worker: WorkerRef, attempt: MasterAttempt) -> None:
         held = self._on.get(worker)
-        if held is not None and held.pop(key, None) is not None and not held:
+        if held is None or held.pop(attempt.key, None) is None:
+            return
+        self._pending.ended(worker, attempt.key, _num_tokens(attempt))
+        if not held:
             del self._on[worker]
+
+
+def _num_tokens(attempt: MasterAttempt) -> int:
+    """Of prompt and output, as far as they have come."""
+    return len(attempt.branch.inflight.request.prompt_ids) + attempt.branch.num_delivered

@@ -35,7 +35,7 @@ from services.common.messages import (
     WorkerRef,
 )
 from services.pd_master.liveness import WORKER_TIMEOUT_S, Liveness
-from services.pd_master.pending_load import PendingLoad
+from services.pd_master.pending_load import Pending, PendingLoad
 from services.pd_master.prefix_index import PrefixIndex
 from services.pd_master.selector import Snapshot, WorkerView
 
@@ -136,18 +136,13 @@ class Roster:
         all."""
         worker, beat, view = one.hello.worker, one.heartbeat, one.view
         takes_work = is_open and beat is not None and beat.ready and not beat.draining
-        num_requests, num_tokens = self._pending.num_requests(worker), self._pending.num_tokens(worker)
-        if (
-            view is None
-            or view.takes_work is not takes_work
-            or view.pending_requests != num_requests
-            or view.pending_tokens != num_tokens
-        ):
-            view = one.view = self._new_view(one, takes_work, num_requests, num_tokens)
+        pending = self._pending.of(worker)
+        if view is None or view.takes_work is not takes_work or _pending_of(view) != pending:
+            view = one.view = self._new_view(one, takes_work, pending)
         return view
 
     @staticmethod
-    def _new_view(one: _Worker, takes_work: bool, num_requests: int, num_tokens: int) -> WorkerView:
+    def _new_view(one: _Worker, takes_work: bool, pending: Pending) -> WorkerView:
         hello, beat = one.hello, one.heartbeat
         return WorkerView(
             worker=hello.worker,
@@ -159,8 +154,9 @@ class Roster:
             load=Load() if beat is None else beat.load,
             takes_work=takes_work,
             proven=one.proven,
-            pending_requests=num_requests,
-            pending_tokens=num_tokens,
+            pending_requests=pending.num_requests,
+            pending_tokens=pending.num_tokens,
+            freed_tokens=pending.num_freed,
             draining=beat is not None and beat.draining,
         )
 
@@ -242,6 +238,7 @@ class Roster:
         self.prefixes.forget(worker)
         gone = self._workers.pop(worker, None)
         self.handler.worker_lost(worker, crashed=crashed)
+        self._pending.lost(worker)
         if gone is not None:
             self._tell_peers(gone.hello)
 
@@ -266,6 +263,11 @@ def _pass_over(views: list[WorkerView], quiet: list[bool]) -> list[WorkerView]:
 
 def _part(view: WorkerView) -> tuple[str, Role]:
     return view.group, view.role
+
+
+def _pending_of(view: WorkerView) -> Pending:
+    """What it was made with."""
+    return Pending(view.pending_requests, view.pending_tokens, view.freed_tokens)
 
 
 def _is_stalled(beat: Heartbeat) -> bool:

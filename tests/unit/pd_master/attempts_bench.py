@@ -66,7 +66,8 @@ class Bench:
         sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
     ) -> None:  # fmt: skip
         self.chooser = InOrder()
-        self.core = Attempts(self.chooser, PendingLoad())
+        self.pending = PendingLoad()
+        self.core = Attempts(self.chooser, self.pending)
         self.said: list[Effect] = []
         stop = StopParams(10)
         self.request = Request(

@@ -37,6 +37,17 @@ def test_full_decode_workers_are_overload_only_before_the_first_token() -> None:
     assert bench.failed_with(OverloadedError)
 
 
+def test_what_ends_is_taken_off_its_decode_worker_with_prompt_and_output_until_that_reports_again() -> None:
+    bench = Bench()
+    bench.decoding()
+    bench.beat(D0, K1)
+    assert bench.pending.of(D0) == (0, 0, 0)
+    bench.output(D0, K1, tokens(0, 3, finish=True))
+    assert bench.pending.of(D0).num_freed == len(bench.request.prompt_ids) + 3
+    bench.beat(D0)
+    assert bench.pending.num_workers == 0
+
+
 def test_no_worker_is_said_at_once_and_nothing_is_kept() -> None:
     core = Attempts(chooser := InOrder(), PendingLoad())
     chooser.nobody = True

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from services.common.ipc import AttemptKey
 from services.common.messages import (
     PROTOCOL,
     CacheChanges,
@@ -116,3 +117,16 @@ def test_at_an_outage_of_the_master_the_first_session_that_ends_is_not_lost_befo
     second.quiet_s = 0.0
     roster.sweep()
     assert work.lost == [(one, False)]
+
+
+def test_what_had_ended_on_a_lost_worker_is_forgotten_with_it() -> None:
+    pending = PendingLoad()
+    roster = Roster(MasterRef("m", "1"), pending, lambda: 0.0)
+    roster.handler = Work()
+    _, before = come(roster, "d0", Role.DECODE)
+    pending.heartbeat(before)
+    pending.ended(before, AttemptKey("r", 1), 100)
+    (view,) = roster.snapshot().workers
+    assert view.freed_tokens == 100
+    come(roster, "d0", Role.DECODE, incarnation="2")
+    assert pending.num_workers == 0

@@ -59,6 +59,13 @@ def test_own_dispatches_count_before_the_worker_reports_them() -> None:
     assert pick(P0, view("d0", Role.DECODE, pending_tokens=500), D1) == "p0+d1"
 
 
+def test_what_has_ended_since_a_decode_worker_reported_counts_no_more() -> None:
+    loads = {"load": Load(demand_ratio=0.9)}
+    emptied = view("d1", Role.DECODE, freed_tokens=400, **loads)
+    assert {pick(P0, view("d0", Role.DECODE, **loads), emptied, draw=draw) for draw in (0.0, 0.9)} == {"p0+d1"}
+    assert view("d0", Role.DECODE, freed_tokens=400).demand == 0.0
+
+
 def test_near_equals_are_drawn_from() -> None:
     assert {pick(P0, P1, D0, draw=draw) for draw in (0.0, 0.6)} == {"p0+d0", "p1+d0"}
 

@@ -6,7 +6,7 @@
     python -m bench.transfer --mib 16 64 --depth 1 4 --rounds 5 --json out.json
 
 `copy` copies such messages one after the other within this process, from a page here to memory of the peer's device.
-`raw` keeps `depth` tagged sends in flight between the same pages by UCXX's synchronous API in a busy loop, with no
+`raw` keeps `depth` tagged sends in flight between all of those pages by UCXX's synchronous API in a busy loop, with no
 protocol but the same UCX settings: what UCX itself reaches. `kv` pushes through `KvSender` and `KvReceiver` as engines
 do, without gather and scatter: `depth` payloads move at once, and both processes have four times as many pages as the
 largest depth asked for. A push that does not land ends the run. Rounds of all three take turns; the median counts.
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> list[Figure]:
     total_mib = options.total_mib or (HOST_TOTAL_MIB if options.device == "cpu" else DEVICE_TOTAL_MIB)
     settings = PairOptions(
         options.device, options.peer_device or options.device, num_pages=4 * depth, credit=3 * depth,
-        page_bytes=int(max(options.mib) * MIB), pace=pace,
+        page_bytes=int(max(options.mib) * MIB), pace=pace, cores=options.cores and tuple(options.cores),
     )  # fmt: skip
     pair = Pair(settings, multiprocessing.get_context("spawn"))
     print(f"{settings.device} to {settings.peer_device} {pace or ''}")
@@ -94,6 +94,9 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--spin-us", type=float, help="TransferConfig.spin_s of both sides")
     parser.add_argument("--hot-ms", type=float, help="TransferConfig.hot_s of both sides")
+    parser.add_argument(
+        "--cores", type=int, nargs=2, help="keep each process on a core of its own: steadier where others work too"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args()
     figures = run(options)

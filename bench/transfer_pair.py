@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 
 from bench.transfer_copy import Copier
+from bench.transfer_probe import Probe, Report
 from bench.transfer_raw import RawReceiver, RawSender
+from bench.transfer_ways import Way
 from services.common.ipc import AttemptKey
 from services.engine.transfer.config import TransferConfig
 from services.engine.transfer.events import (
@@ -62,6 +66,26 @@ class PairOptions:
     page_bytes: int
     pace: dict[str, float]
     """`spin_s` and `hot_s` of TransferConfig, where not its own."""
+    way: Way | None = None
+    """Instead of what suits the device."""
+    cores: tuple[int, int] | None = None
+    """One for each process, so that they never take turns on one; None: as the system likes."""
+    is_probed: bool = False
+    """Whether both processes stamp their calls (`Pair.reports`)."""
+
+    def config(self, peer_id: str, incarnation: str, **more: int) -> TransferConfig:
+        """Of one side."""
+        pace = self.pace if self.way is None else {**self.pace, "hot_s": self.way.hot_s}
+        return TransferConfig(peer_id, incarnation, "bench", **pace, **more)  # type: ignore[arg-type]
+
+    def making(self) -> AbstractContextManager[None]:
+        """A sender or receiver made within goes the asked way."""
+        return nullcontext() if self.way is None else self.way.making()
+
+    def pin(self, side: int) -> None:
+        """Keep this process, with threads to come, on its core; `side`: 0 sends, 1 receives."""
+        if self.cores is not None:
+            os.sched_setaffinity(0, {self.cores[side]})
 
 
 def memory(device: str) -> PageMemory:
@@ -76,9 +100,12 @@ def memory(device: str) -> PageMemory:
 def serve(pipe: Connection, options: PairOptions) -> None:
     """The receiving process: a raw receive for every Case that comes, KV pushes meanwhile, until None comes."""
     sys.setswitchinterval(SWITCH_S)
+    options.pin(1)
+    probe = Probe() if options.is_probed else None
     pool = PagePool(memory(options.peer_device), options.num_pages, options.page_bytes)
-    config = TransferConfig("decode", "d", "bench", credit=options.credit, **options.pace)  # type: ignore[arg-type]
-    receiver, raw = KvReceiver(config, pool), RawReceiver()
+    with options.making():
+        receiver = KvReceiver(options.config("decode", "d", credit=options.credit), pool)
+    raw = RawReceiver()
     receiver.expect(KEY)
     pipe.send((receiver.port, raw.port))
     poller = select.poll()
@@ -86,11 +113,14 @@ def serve(pipe: Connection, options: PairOptions) -> None:
     poller.register(receiver.wake_fd, select.POLLIN)
     while True:
         if any(fd == pipe.fileno() for fd, _ in poller.poll()):
-            case: Case | None = pipe.recv()
+            case: Case | str | None = pipe.recv()
             if case is None:
                 break
-            pages = take(pool, case.depth)
-            raw.receive([page.buffer[: case.num_bytes] for page in pages], case.num_messages, pipe)
+            if isinstance(case, str):
+                pipe.send(probe.take() if probe is not None else None)
+                continue
+            pages = take(pool, options.num_pages)
+            raw.receive([page.buffer[: case.num_bytes] for page in pages], case.depth, case.num_messages, pipe)
             give_back(pages)
         for event in receiver.poll():
             if isinstance(event, Received):
@@ -124,6 +154,8 @@ class Pair:
     def __init__(self, options: PairOptions, context: SpawnContext) -> None:
         """Start the receiving process."""
         sys.setswitchinterval(SWITCH_S)
+        options.pin(0)
+        self._probe = Probe() if options.is_probed else None
         self._options = options
         self._pipe, far_end = context.Pipe()
         self._child = context.Process(target=serve, args=(far_end, options), daemon=True)
@@ -139,8 +171,8 @@ class Pair:
         self._raw = None
         if self._sender is not None:
             self._sender.close()
-        settings = TransferConfig("prefill", f"p-{depth}", "bench", depth=depth, **self._options.pace)  # type: ignore[arg-type]
-        self._sender = KvSender(settings, self._pool)
+        with self._options.making():
+            self._sender = KvSender(self._options.config("prefill", f"p-{depth}", depth=depth), self._pool)
         self._sender.connect(PeerAddress("decode", "127.0.0.1", self._kv_port, "d", "bench"))
         proven = next(event for event in self._events(self._sender) if isinstance(event, PeerProven))
         # Not before: its peer answers only inside `raw`, and a connection that waits slows the other worker's down.
@@ -155,9 +187,9 @@ class Pair:
         """GB/s of UCXX alone."""
         self._pipe.send(case)
         self._pipe.recv()  # its receives are posted
-        pages = take(self._pool, case.depth)
+        pages = take(self._pool, self._options.num_pages)
         assert self._raw is not None
-        seconds = self._raw.send([page.buffer[: case.num_bytes] for page in pages], case.num_messages)
+        seconds = self._raw.send([page.buffer[: case.num_bytes] for page in pages], case.depth, case.num_messages)
         give_back(pages)
         return case.gb_per_s(seconds)
 
@@ -173,12 +205,20 @@ class Pair:
             answered += sum(_landed(event) for event in self._events(self._sender))
         return case.gb_per_s(time.perf_counter() - started)
 
+    def reports(self) -> tuple[Report, Report]:
+        """What the sending and the receiving process have stamped since the last call; only where they are probed."""
+        assert self._probe is not None
+        self._pipe.send("report")
+        return self._probe.take(), self._pipe.recv()
+
     def close(self) -> None:
         """End both processes' transfers."""
         self._pipe.send(None)
         if self._sender is not None:
             self._sender.close()
         self._child.join(10)
+        if self._probe is not None:
+            self._probe.remove()
 
     def _events(self, sender: KvSender) -> list[SenderEvent]:
         select.select([sender.wake_fd], [], [], 10)

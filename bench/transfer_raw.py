@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,12 +32,13 @@ class RawReceiver:
         self._listener = ucx.UCXListener.create(self._worker, 0, self._endpoints.append, deliver_endpoint=True)
         self.port = int(self._listener.port)
 
-    def receive(self, buffers: list[Buffer], num_messages: int, pipe: Connection) -> None:
-        """Take `num_messages`, `len(buffers)` receives posted at a time; says on `pipe` when the first are."""
-        arrays = [Array(buffer) for buffer in buffers]
-        posted = [self._worker.tag_recv(array, _TAG) for array in arrays]
+    def receive(self, buffers: list[Buffer], depth: int, num_messages: int, pipe: Connection) -> None:
+        """Take `num_messages` into one buffer after the other, `depth` receives posted at a time; says on `pipe` when
+        the first are."""
+        arrays = itertools.cycle([Array(buffer) for buffer in buffers])
+        posted = [self._worker.tag_recv(next(arrays), _TAG) for _ in range(depth)]
         pipe.send("posted")
-        left_to_post = num_messages - len(posted)
+        left_to_post = num_messages - depth
         finished = 0
         while finished < num_messages:
             self._worker.progress()
@@ -45,7 +47,7 @@ class RawReceiver:
                     continue
                 request.check_error()
                 finished += 1
-                posted[index] = self._worker.tag_recv(arrays[index], _TAG) if left_to_post > 0 else None
+                posted[index] = self._worker.tag_recv(next(arrays), _TAG) if left_to_post > 0 else None
                 left_to_post -= 1
         acknowledged = self._endpoints[-1].tag_send(Array(bytes(8)), _TAG)
         while not acknowledged.completed:
@@ -59,18 +61,19 @@ class RawSender:
         self._worker = _worker()
         self._endpoint = ucx.UCXEndpoint.create(self._worker, host, port, True)
 
-    def send(self, buffers: list[Buffer], num_messages: int) -> float:
-        """Send `num_messages`, one from each buffer at a time; returns seconds until the receiver has them all."""
-        arrays = [Array(buffer) for buffer in buffers]
+    def send(self, buffers: list[Buffer], depth: int, num_messages: int) -> float:
+        """Send `num_messages` from one buffer after the other, `depth` at a time; returns seconds until the receiver
+        has them all."""
+        arrays = itertools.cycle([Array(buffer) for buffer in buffers])
         acknowledgement = Array(bytearray(8))
         acknowledged = self._worker.tag_recv(acknowledgement, _TAG)
         started = time.perf_counter()
-        flying: list[Any] = [None] * len(arrays)
+        flying: list[Any] = [None] * depth
         left = num_messages
         while not acknowledged.completed:
             for index, request in enumerate(flying):
                 if left and (request is None or request.completed):
-                    flying[index] = self._endpoint.tag_send(arrays[index], _TAG)
+                    flying[index] = self._endpoint.tag_send(next(arrays), _TAG)
                     left -= 1
             self._worker.progress()
         return time.perf_counter() - started

@@ -6,6 +6,10 @@ reports on, with no coroutine that a cancelled task could abandon (R1), and a me
 A fabric is calm or hot. Calm, UCX works only inside `turn`, and `sleep` waits for its events. Hot, a thread of UCXX
 polls UCX without this interpreter: copies between devices cost UCX tens of us of driver calls each, which then run
 beside the protocol's own work, not after it.
+
+One that may be hot queues what it starts for that thread. UCX has one lock, which the polling thread lets go of for an
+instant between two of its rounds: a call from here would spin until it wins that race, for several rounds, where a
+place in the queue costs a few us.
 """
 
 import logging
@@ -36,6 +40,10 @@ UCX_DEFAULTS = {
     # workers of one machine would talk TCP, at 1 instead of 5 to 10 GB/s. A death shows on the listener's connection.
     "POSIX_ERROR_HANDLING": "y",
     "SYSV_ERROR_HANDLING": "y",
+    # The same for reading a peer's memory in one copy (CMA). UCX leaves it out since a peer that failed may still read
+    # pages given up here; SENT makes such a reader harmless. Without it both sides copy, through a buffer between them,
+    # and only while both run: 3 instead of 10 GB/s where other work shares the cores.
+    "CMA_MEMORY_INVALIDATE": "y",
     # Where TCP is the lane, 8 KiB segments (UCX's choice) give 1.1 GB/s on loopback, these 2 to 3.6.
     "TCP_TX_SEG_SIZE": "256k",
     "TCP_RX_SEG_SIZE": "512k",
@@ -55,7 +63,9 @@ def unless_in_environment(options: dict[str, str]) -> dict[str, str]:
 class Fabric:
     """Moves bytes for the channels of one process: the only one that touches UCX's worker and listener."""
 
-    def __init__(self, ucx_options: dict[str, str], wake_fd: int, bind: Callable[[], None]) -> None:
+    def __init__(
+        self, ucx_options: dict[str, str], wake_fd: int, bind: Callable[[], None], *, may_be_hot: bool
+    ) -> None:
         """Start UCX. Environment variables win over `ucx_options`, and those over the defaults.
 
         A readable `wake_fd` ends `sleep`. `bind` (`PageMemory.bind_thread`) is called on UCXX's thread when hot.
@@ -64,10 +74,11 @@ class Fabric:
         self._context = ucx.UCXContext(
             unless_in_environment(options), (ucx.Feature.TAG, ucx.Feature.WAKEUP, ucx.Feature.STREAM)
         )
-        self._worker = ucx.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=False)
+        self._worker = ucx.UCXWorker(self._context, enable_delayed_submission=may_be_hot, enable_python_future=False)
         self._worker.init_blocking_progress_mode()
         self._worker.set_progress_thread_start_callback(bind)
-        self.is_hot = False
+        self._may_be_hot = may_be_hot
+        self._is_hot = False
         self._listener: Any = None
         self._accepted: list[Link] = []
         self._links: list[Link] = []
@@ -80,36 +91,39 @@ class Fabric:
         """Accept peers on every interface; returns the port. Raises UCXError when it cannot be had."""
         # The callback runs inside UCX's progress, where nothing of UCX may be called: it only takes the endpoint down.
         self._listener = ucx.UCXListener.create(
-            self._worker, port, lambda endpoint: self._accepted.append(Link(endpoint, self.calm)), deliver_endpoint=True
+            self._worker, port, lambda endpoint: self._accepted.append(self._link(endpoint)), deliver_endpoint=True
         )
         return int(self._listener.port)
 
     def connect(self, host: str, port: int) -> Link:
         """A link on its way up; where nobody listens it is soon dead. Raises UCXError on a bad address."""
-        link = Link(ucx.UCXEndpoint.create(self._worker, host, port, True), self.calm)
+        link = self._link(ucx.UCXEndpoint.create(self._worker, host, port, True))
         self._links.append(link)
         return link
 
     def turn(self) -> bool:
         """Let UCX work and finish the flights it reports. Whether anything finished."""
-        if not self.is_hot:
+        if not self._is_hot:
             self._worker.progress()
         moved = [link.collect() for link in self._links]
         if any(link.is_closed for link in self._links):
             self._links = [link for link in self._links if not (link.is_closed and link.is_drained)]
         return any(moved)
 
-    def heat(self) -> None:
-        """Let UCX work on a thread of its own from now on; it takes a core."""
-        if not self.is_hot:
-            self.is_hot = True
+    def _link(self, endpoint: UcxObject) -> Link:
+        return Link(endpoint, self._heat, self._calm)
+
+    def _heat(self) -> None:
+        """Something was started: where that was queued, UCX works on a thread of its own from now on, on a core."""
+        if self._may_be_hot and not self._is_hot:
+            self._is_hot = True
             self._worker.start_progress_thread(True)
 
-    def calm(self) -> None:
-        """Let UCX work on this thread alone from now on."""
-        if self.is_hot:
+    def _calm(self) -> None:
+        """Let UCX work on this thread alone from now on; what was queued has been started."""
+        if self._is_hot:
             self._worker.stop_progress_thread()
-            self.is_hot = False
+            self._is_hot = False
 
     def accepted(self) -> list[Link]:
         """Peers that have connected since the last call."""
@@ -136,9 +150,14 @@ class Fabric:
 
     def sleep(self, timeout_s: float) -> None:
         """Wait, calm, until UCX or the wake fd has something, at most `timeout_s`."""
-        self.calm()
+        self._calm()
         if self._worker.arm():  # false: something came meanwhile
             self._poller.poll(timeout_s * 1e3)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether any link has more than control messages in flight."""
+        return any(link.is_moving for link in self._links)
 
     @property
     def is_idle(self) -> bool:
@@ -151,7 +170,7 @@ class Fabric:
 
     def close(self) -> None:
         """Close all links and let go of UCX. A flight UCX does not report within _DRAIN_S is never reported."""
-        self.calm()
+        self._calm()
         self.close_listener()
         for link in self._links:
             link.close()
@@ -163,4 +182,5 @@ class Fabric:
 
     def _post_control(self, array: UcxObject) -> tuple[UcxObject, UcxObject]:
         request = self._worker.tag_recv(array, ucx.UCXXTag(control_tag(0)), ucx.UCXXTagMask(CONTROL_TAG_MASK))
+        self._heat()
         return request, array

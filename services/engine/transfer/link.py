@@ -27,9 +27,10 @@ class Link:
     Between closed and drained the pages of its flights are QUARANTINED (R1). Made by `Fabric`.
     """
 
-    def __init__(self, endpoint: UcxObject, calm: Callable[[], None]) -> None:
-        """`calm` makes sure that this thread alone lets UCX work."""
+    def __init__(self, endpoint: UcxObject, started: Callable[[], None], calm: Callable[[], None]) -> None:
+        """`started` is called whenever something was; `calm` makes sure that this thread alone lets UCX work."""
         self._endpoint = endpoint
+        self._started = started
         self._calm = calm
         self._flights: list[Flight] = []
         self.is_closed = False
@@ -39,6 +40,11 @@ class Link:
     def is_alive(self) -> bool:
         """Whether UCX still believes in the peer."""
         return not self.is_closed and bool(self._endpoint.alive)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether more than control messages are in flight."""
+        return any(flight.on_done is not _ignore for flight in self._flights)
 
     @property
     def is_drained(self) -> bool:
@@ -116,6 +122,7 @@ class Link:
         self, request: UcxObject, array: UcxObject, on_done: OnDone, page: Page | None = None, *, is_send: bool = False
     ) -> None:
         self._flights.append(Flight(request, array, page, on_done, is_send=is_send))
+        self._started()
 
 
 def _ignore(failure: str | None) -> None:

@@ -29,14 +29,13 @@ class KvReceiver:
         self._expected: set[AttemptKey] = set()
         self._events: Mailbox[ReceiverEvent] = Mailbox()
         self._commands: Mailbox[Callable[[], None]] = Mailbox()
-        fabric = Fabric(config.ucx_options, self._commands.fileno(), pool.memory.bind_thread)
+        pace, bind = pace_of(config, pool.memory), pool.memory.bind_thread
+        fabric = Fabric(config.ucx_options, self._commands.fileno(), bind, may_be_hot=pace.hot_s > 0)
         self.port = fabric.listen(config.listen_port)
         """Where senders connect; on every interface."""
         self._context = Context(config, pool, Outbox(self._events), time.monotonic)
         self._side = _ReceiverSide(self._context, fabric)
-        self._thread = TransferThread(
-            fabric, self._side, self._commands, pace_of(config, pool.memory), pool.memory.bind_thread, self._events.wake
-        )
+        self._thread = TransferThread(fabric, self._side, self._commands, pace, bind, self._events.wake)
         pool.notify(self._on_page_released)
         self._thread.start()
 

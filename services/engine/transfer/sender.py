@@ -32,12 +32,11 @@ class KvSender:
         self._pool = pool
         self._events: Mailbox[SenderEvent] = Mailbox()
         self._commands: Mailbox[Callable[[], None]] = Mailbox()
-        fabric = Fabric(config.ucx_options, self._commands.fileno(), pool.memory.bind_thread)
+        pace, bind = pace_of(config, pool.memory), pool.memory.bind_thread
+        fabric = Fabric(config.ucx_options, self._commands.fileno(), bind, may_be_hot=pace.hot_s > 0)
         self._context = Context(config, pool, Outbox(self._events), time.monotonic)
         self._side = _SenderSide(self._context, fabric)
-        self._thread = TransferThread(
-            fabric, self._side, self._commands, pace_of(config, pool.memory), pool.memory.bind_thread, self._events.wake
-        )
+        self._thread = TransferThread(fabric, self._side, self._commands, pace, bind, self._events.wake)
         self._thread.start()
 
     @property

@@ -33,7 +33,7 @@ class Pace(NamedTuple):
     spin_s: float
     """It looks without a pause."""
     hot_s: float
-    """After a payload moved: UCXX's thread polls UCX, and this one looks every _NAP_S."""
+    """After a payload moved: UCXX's thread polls UCX, and this one looks every _NAP_S. Never where it is 0."""
 
 
 def pace_of(config: TransferConfig, memory: PageMemory) -> Pace:
@@ -127,7 +127,7 @@ class TransferThread:
             self._wake_loop()
 
     def _serve(self) -> None:
-        next_tick = moved_at = 0.0
+        next_tick = moved_at = hot_until = 0.0
         while not self._stopping:
             commands = self._commands.drain()
             for command in commands:
@@ -138,16 +138,16 @@ class TransferThread:
                 next_tick = now + _TICK_S
             moved = self._side.turn()
             self._side.tell()
+            if self._pace.hot_s and self._fabric.is_moving:
+                hot_until = now + self._pace.hot_s
             if moved or commands:
                 moved_at = now
-                if self._pace.hot_s and not self._fabric.is_idle:
-                    self._fabric.heat()
             else:
-                self._pause(now - moved_at, next_tick - now)
+                self._pause(now - moved_at, next_tick - now, is_hot=now < hot_until)
 
-    def _pause(self, idle_s: float, tick_in_s: float) -> None:
+    def _pause(self, idle_s: float, tick_in_s: float, *, is_hot: bool) -> None:
         """Nothing has happened for `idle_s`."""
-        if idle_s < self._pace.hot_s:
+        if is_hot:
             time.sleep(_NAP_S)
         elif self._side.is_waiting:
             time.sleep(_LOOK_S)

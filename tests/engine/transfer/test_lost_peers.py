@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,10 @@ from tests.engine.transfer.driver import NUM_PAGES, PAGE_BYTES, Peer, Sender, cl
 NOTICED_WITHIN_S = 2.0
 BIG_PAGE_BYTES = 8 * 1024 * 1024
 
-each_lane = pytest.mark.parametrize("ucx_options", [{}, {"TLS": "tcp"}], ids=["any-lane", "tcp"])
+Settings = dict[str, Any]
+each_way = pytest.mark.parametrize(
+    "settings", [{}, {"ucx_options": {"TLS": "tcp"}}, {"hot_s": 0.02}], ids=["any-lane", "tcp", "hot"]
+)
 
 
 def push_all(sender: Sender, receiver: Peer, attempt: int) -> None:
@@ -29,10 +33,10 @@ def push_all(sender: Sender, receiver: Peer, attempt: int) -> None:
         sender.push(receiver, key(attempt), start, seed=start)
 
 
-@each_lane
-def test_a_killed_receiver_is_noticed_and_no_page_is_lost(ucx_options: dict[str, str]) -> None:
-    receiver = Peer("receiver", "decode-1", page_bytes=BIG_PAGE_BYTES, ucx_options=ucx_options)
-    sender = connected(receiver, page_bytes=BIG_PAGE_BYTES, ucx_options=ucx_options)
+@each_way
+def test_a_killed_receiver_is_noticed_and_no_page_is_lost(settings: Settings) -> None:
+    receiver = Peer("receiver", "decode-1", page_bytes=BIG_PAGE_BYTES, **settings)
+    sender = connected(receiver, page_bytes=BIG_PAGE_BYTES, **settings)
     with closing(sender, receiver):
         receiver.expect(key(1))
         receiver.do("hold", on=True)
@@ -45,10 +49,10 @@ def test_a_killed_receiver_is_noticed_and_no_page_is_lost(ucx_options: dict[str,
         sender.wait_for_pages()
 
 
-@each_lane
-def test_a_killed_sender_is_noticed_and_no_page_is_lost(ucx_options: dict[str, str]) -> None:
-    receiver = Peer("receiver", "decode-1", page_bytes=BIG_PAGE_BYTES, ucx_options=ucx_options)
-    sender = Peer("sender", "prefill-1", page_bytes=BIG_PAGE_BYTES, ucx_options=ucx_options)
+@each_way
+def test_a_killed_sender_is_noticed_and_no_page_is_lost(settings: Settings) -> None:
+    receiver = Peer("receiver", "decode-1", page_bytes=BIG_PAGE_BYTES, **settings)
+    sender = Peer("sender", "prefill-1", page_bytes=BIG_PAGE_BYTES, **settings)
     with closing(receiver, sender):
         address = receiver.address
         sender.do("connect", address={name: getattr(address, name) for name in PeerAddress.__slots__})
@@ -74,6 +78,19 @@ def test_a_stopped_receiver_is_noticed_by_its_silence() -> None:
         assert sender.wait_for(PeerLost, timeout_s=NOTICED_WITHIN_S)[0].reason is LostReason.SILENT
         assert {event.outcome for event in sender.wait_for(Pushed, NUM_PAGES)} == {PushOutcome.LOST}
         sender.wait_for_pages()
+
+
+@pytest.mark.parametrize("hot_s", [0.0, 0.02], ids=["calm", "hot"])
+def test_a_quiet_connection_outlives_the_silence_that_ends_a_lost_one(hot_s: float) -> None:
+    pace: Settings = {"silence_s": 0.6, "heartbeat_s": 0.1, "hot_s": hot_s}
+    receiver = Peer("receiver", "decode-1", **pace)
+    sender = connected(receiver, **pace)
+    with closing(sender, receiver):
+        with pytest.raises(TimeoutError):
+            sender.wait_for(PeerLost, timeout_s=1.2)
+        receiver.expect(key(1))
+        sender.push(receiver, key(1), 0, seed=1)
+        assert sender.wait_for(Pushed)[0].outcome is PushOutcome.LANDED
 
 
 def test_a_push_past_its_deadline_closes_the_connection() -> None:

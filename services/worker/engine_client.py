@@ -42,6 +42,8 @@ HIGH_WATER_MARK = 10_000
 """Frames in flight one way. An engine that drains commands between steps never has this many waiting (R15)."""
 ENGINE_COMMAND = (sys.executable, "-m", "services.engine.main", "-")
 _EXIT_GRACE_S = 10.0
+_DYING_S = 0.5
+"""How long the end of a process may take to be told."""
 _AUDIT = -1
 """Token of this client's own CheckIntegrity."""
 
@@ -62,6 +64,8 @@ class EngineClient:
         self._stopping = False
         self._heard_at = time.monotonic()
         self._busy_s = 0.0
+        self._is_cut_off = False
+        """A command could not be sent: no other is."""
         self._audit: asyncio.Future[Integrity] | None = None
         self.ready: EngineReady | None = None
         self.usage = Usage(0, 0, 0, 0, 0)
@@ -107,11 +111,17 @@ class EngineClient:
 
     def _flush(self) -> None:
         frame, self._outbox = encode(self._outbox), []
-        if self._socket.closed or not self.pids:
+        if self._socket.closed or not self.pids or self._is_cut_off:
             return
         # With DONTWAIT the future is done at once: a full socket is an error here instead of a queue without end.
         sent = cast("asyncio.Future[object]", self._socket.send(frame, zmq.DONTWAIT))
-        if isinstance(sent.exception(), zmq.Again) and not self._processes.is_one_gone():  # else `run` tells of that
+        if isinstance(sent.exception(), zmq.Again):  # an engine that was killed closes its socket before it has ended
+            self._is_cut_off = True
+            asyncio.get_running_loop().call_later(_DYING_S, self._give_up)
+
+    def _give_up(self) -> None:
+        """It takes no commands, and one was lost. Where it has ended, `run` says how."""
+        if not self._processes.is_one_gone():
             log.critical("the engine takes no commands: %d frames wait, or it never connected", HIGH_WATER_MARK)
             self.kill()
 

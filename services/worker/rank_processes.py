@@ -34,8 +34,8 @@ class RankProcesses:
         return [process.pid for process in self._processes if process.returncode is None]
 
     def is_one_gone(self) -> bool:
-        """Whether one has ended, also when the event loop has not heard of it yet."""
-        return any(_is_gone(process) for process in self._processes)
+        """Whether one has ended."""
+        return len(self.pids) < len(self._processes)
 
     async def first_end(self) -> str:
         """Wait until one of them ends; tell which, and its status."""
@@ -59,12 +59,3 @@ class RankProcesses:
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def _is_gone(process: asyncio.subprocess.Process) -> bool:
-    if process.returncode is not None:
-        return True
-    try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # it has been waited for
-        return True

@@ -8,7 +8,7 @@ from typing import Any
 from tests.engine.schemas import random_schema
 from tests.integration.prompts import CHAT, LONG, PLAIN
 
-MAX_TOKENS = (1, 1, 2, 3, 8, 24, 60, 120, 200, 300)
+MAX_TOKENS = (1, 1, 2, 3, 8, 24, 60, 120, 200, 300, 300, 300)
 SHARED = (0, 0, 40, 129, 300, 420)
 """Characters of a long text that prompts begin with, some alike."""
 REGEXES = (r"[a-f]{8}(,[a-f]{8}){0,9}", r"\d{3}-\d{4}", r"(yes|no|maybe){1,20}", r"[^z]{0,60}z")

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from tests.faults.chaos.town import DRAIN_S, Town
@@ -22,6 +23,8 @@ MASTER_CALM_S = (8.0, 25.0)
 PAUSE_S = (0.3, 8.0)
 AWAY_S = (0.0, 2.5)
 EXIT_S = 30.0
+SHARE_BACK_S = 2.0
+"""Until a master's process is missed and started again."""
 
 
 @dataclass(slots=True)
@@ -112,6 +115,15 @@ class _Trouble:
         await asyncio.sleep(self.chance.uniform(0.0, 6.0))
         await self.kill(victim)
 
+    async def kill_share(self, victim: Process) -> None:
+        """One of a master's processes, or the only one; it is started again."""
+        children = _children(victim)
+        if children:
+            os.kill(self.chance.choice(children), signal.SIGKILL)
+            await asyncio.sleep(SHARE_BACK_S)
+        else:
+            await self.kill(victim)
+
     async def kill_engine(self, victim: Process) -> None:
         """Its control process ends by itself then, and says that it failed."""
         os.kill(victim.engine_pid(), signal.SIGKILL)
@@ -162,6 +174,12 @@ class _Trouble:
 Deed: TypeAlias = Callable[[_Trouble, Process], Awaitable[None]]
 
 
+def _children(process: Process) -> list[int]:
+    assert process.popen is not None
+    pid = process.popen.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 async def _exit_status(process: Process) -> int:
     assert process.popen is not None
     deadline = time.monotonic() + EXIT_S + DRAIN_S
@@ -184,4 +202,11 @@ WORKER_DEEDS: dict[str, Deed] = {
     "cut": _Trouble.cut,
     "hold": _Trouble.hold,
 }
-MASTER_DEEDS: dict[str, Deed] = {"kill": _Trouble.kill, "drain": _Trouble.drain, "pause": _Trouble.pause}
+MASTER_DEEDS: dict[str, Deed] = {
+    "kill": _Trouble.kill,
+    "kill_share": _Trouble.kill_share,
+    "drain": _Trouble.drain,
+    "pause": _Trouble.pause,
+}
+ENDS_CLIENTS = ("kill", "kill_share", "drain")
+"""Faults of a master that its clients notice."""

@@ -18,6 +18,7 @@ NUM_MASTERS = 2
 READY_S = 120.0
 DRAIN_S = 6.0
 CONTEXT = 900
+_ASK_TIMES = 5
 LAYOUTS = (
     {"prefill": 2, "decode": 2},
     {"prefill": 2, "decode": 3},
@@ -35,6 +36,8 @@ class Plan:
     master_options: tuple[str, ...]
     two_ranks: str
     """A worker whose engine is two processes; none has this name where all have one."""
+    is_shared: bool
+    """Whether the last master is two processes that share its ports."""
 
 
 def random_plan(chance: random.Random) -> Plan:
@@ -47,7 +50,8 @@ def random_plan(chance: random.Random) -> Plan:
     worker += chance.choice((["--no-prefix-cache"], [], [])) + chance.choice((["--verify-kv"], []))
     master = ["--local-prefill-tokens", str(chance.choice((0, 256))), "--deadline-s", "120", "--queue-budget-s", "90"]
     two_ranks = chance.choice(("", "", "prefill-1", "decode-0", "mixed-0"))
-    return Plan(chance.choice(LAYOUTS), tuple(worker), (*master, "--drain-s", "10"), two_ranks)
+    master += ["--drain-s", "10"]
+    return Plan(chance.choice(LAYOUTS), tuple(worker), tuple(master), two_ranks, is_shared=chance.random() < 0.4)
 
 
 @dataclass
@@ -108,7 +112,11 @@ class Town:
             self._add(name, name.split("-")[0], grpc_port, http_port, options + ranks)
         for at, addresses in enumerate((wired, direct)):
             options = ["--workers", ",".join(addresses), *self.plan.master_options]
+            options += ["--processes", str(self._num_processes(f"pd-master-{at}"))]
             self._add(f"pd-master-{at}", "pd-master", next(ports), next(ports), options)
+
+    def _num_processes(self, master: str) -> int:
+        return 2 if self.plan.is_shared and master == f"pd-master-{NUM_MASTERS - 1}" else 1
 
     def _add(self, name: str, command: str, grpc_port: int, http_port: int, options: list[str]) -> None:
         network = ["--host", "127.0.0.1", "--grpc-port", str(grpc_port), "--http-port", str(http_port)]
@@ -149,12 +157,13 @@ class Town:
             assert process.running or process.name in self.down, f"{process.name} ended by itself:\n{process.tail()}"
             if not process.ready():
                 return f"{process.name} is not ready"
+        num_sessions = sum(self._num_processes(master.name) for master in masters)
         for worker in up:
-            if worker.value("sluice_sessions") < len(masters):
+            if worker.value("sluice_sessions") < num_sessions:
                 return f"{worker.name} has no session to each master"
         num_of = {role: sum(name.startswith(role) for name in (one.name for one in up)) for role in self.plan.layout}
         pairs = num_of.get("prefill", 0) * num_of.get("decode", 0) + num_of.get("mixed", 0)
-        for master in masters:
+        for master in masters * _ASK_TIMES:  # each of its processes answers some
             body = http_get(f"http://127.0.0.1:{master.http_port}/get_server_info")[1]
             info = json.loads(body or '{"models": [], "num_pairs": 0}')
             if not info["models"] or info["num_pairs"] < pairs:

@@ -118,6 +118,16 @@ async def test_a_command_for_an_engine_that_was_killed_is_not_taken_for_an_overf
     await engine.client.stop()
 
 
+async def test_an_engine_that_takes_no_commands_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    client = EngineClient(command=(sys.executable, "-c", "import time; time.sleep(600)"))
+    await client.start({})
+    client.send(Abort(1))
+    with pytest.raises(EngineLostError, match="status -9"):
+        await asyncio.wait_for(client.run(lambda _: None), 60)
+    assert "takes no commands" in caplog.text
+    await client.stop()
+
+
 async def test_an_engine_that_fails_at_start_is_an_error_of_the_worker() -> None:
     client = EngineClient(command=(sys.executable, "-c", "raise SystemExit(3)"))
     await client.start({})

@@ -29,7 +29,7 @@ IPC_PROTOCOL = 2
 """Raised on every incompatible change; both ends of a pod start from one image: a difference is a broken deployment."""
 
 
-class AttemptKey(msgspec.Struct, frozen=True, array_like=True):
+class AttemptKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`(request_id, attempt)`, which names one try of a request on one pair of workers everywhere."""
 
     request_id: str

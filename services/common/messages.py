@@ -256,7 +256,7 @@ class CacheChanges(msgspec.Struct, frozen=True):
     evicted: list[int]
 
 
-class AttemptDelta(msgspec.Struct, frozen=True):
+class AttemptDelta(msgspec.Struct, frozen=True, gc=False):
     """New output of one attempt."""
 
     key: AttemptKey

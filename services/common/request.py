@@ -159,7 +159,7 @@ class Finish(msgspec.Struct, frozen=True):
     """For ERROR and ABORT: what happened, for a person."""
 
 
-class Delta(msgspec.Struct, frozen=True):
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """Consecutive output tokens of one choice. Never splits a UTF-8 character."""
 
     choice: int

@@ -21,7 +21,7 @@ class AttemptIndex:
     def find(self, key: AttemptKey, worker: WorkerRef) -> MasterAttempt | None:
         """The attempt of this name, if this worker has to do with it."""
         attempt = self._by_key.get(key)
-        if attempt is None or (worker != attempt.decode and worker != attempt.pair.prefill):
+        if attempt is None or worker not in attempt.workers:
             return None
         return attempt
 

@@ -358,7 +358,9 @@ class Attempts:
     def _emit(self, effect: Effect) -> None:
         self._effects.append(effect)
         if isinstance(effect, End):
-            self._inflights.pop(effect.request_id, None)
+            inflight = self._inflights.pop(effect.request_id, None)
+            if inflight is not None:
+                inflight.branches.clear()
 
     def _take(self) -> list[Effect]:
         effects = self._effects[:]

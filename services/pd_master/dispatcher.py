@@ -134,15 +134,16 @@ class PdDispatcher:
 
     def _run(self, effects: list[Effect]) -> None:
         for effect in effects:
-            self._carry_out(effect)
+            if isinstance(effect, Deliver):  # one for every token: all else is rare beside it
+                generation = self._generations.get(effect.request_id)
+                if generation is not None:
+                    generation.push(effect.delta)
+            else:
+                self._carry_out(effect)
         self._alarm.set(self._attempts.next_timer_s)
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: Send | Cached | Scored | End) -> None:
         match effect:
-            case Deliver(request_id=request_id, delta=delta):
-                generation = self._generations.get(request_id)
-                if generation is not None:
-                    generation.push(delta)
             case Send(worker=worker, message=message):
                 self._registry.say(worker, message)
             case Cached(request_id=request_id, num_tokens=num_tokens):

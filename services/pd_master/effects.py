@@ -17,7 +17,7 @@ class Send(msgspec.Struct, frozen=True):
     message: MasterMessage
 
 
-class Deliver(msgspec.Struct, frozen=True):
+class Deliver(msgspec.Struct, frozen=True, gc=False):
     """New output for the client: the next tokens of one choice."""
 
     request_id: str

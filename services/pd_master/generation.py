@@ -36,7 +36,8 @@ class ClientGeneration:
     def listen(self, listener: Listener) -> None:
         """Hand new output to `listener` at once, with no task between. What it does not take, and what finishes a
         choice, is left for the iteration, and so is all that comes before the iteration has had it."""
-        self._listener = listener
+        if not self._is_over:
+            self._listener = listener
 
     def push(self, delta: Delta) -> None:
         """New output. Ends this client when it has left too much unread, or has read nothing for too long."""
@@ -57,6 +58,7 @@ class ClientGeneration:
         """Nothing more comes."""
         if not self._is_over:
             self._is_over, self._error = True, error
+            self._listener = None  # it knows the request, which knows this
             self._wake.set()
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:

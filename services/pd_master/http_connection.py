@@ -111,7 +111,7 @@ class HttpConnection(asyncio.Protocol):
         self._current: HttpCall | None = None
         self._next: deque[HttpCall] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._unsent: list[bytes] = []
+        self._unsent = b""
         self._room: asyncio.Future[None] | None = None
         self._is_lost = False
         self._is_resuming = False
@@ -290,15 +290,17 @@ class HttpConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send, in order."""
-        self._unsent.append(data)
-        if len(self._unsent) == 1:
+        if self._unsent:
+            self._unsent += data
+        else:
+            self._unsent = data
             self._connections.will_send(self)
 
     def send(self) -> None:
         """Hand what was written to the socket."""
-        unsent, self._unsent = self._unsent, []
+        unsent, self._unsent = self._unsent, b""
         if unsent and not self._is_lost:
-            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+            self._transport.write(unsent)
 
     async def drained(self) -> None:
         """Returns when the socket takes more."""

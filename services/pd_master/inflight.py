@@ -59,9 +59,12 @@ class MasterAttempt:
     """Output that came before the prompt's log-probabilities, which another worker sends."""
     decode: WorkerRef | None = field(init=False)
     """The decode worker, unless it is the same one."""
+    workers: tuple[WorkerRef, ...] = field(init=False)
+    """All that have to do with it; first the one where it decodes."""
 
     def __post_init__(self) -> None:
         self.decode = None if self.pair.decode is None else self.pair.decode.worker
+        self.workers = (self.pair.prefill,) if self.decode is None else (self.decode, self.pair.prefill)
 
     def was_inside(self, worker: WorkerRef) -> bool:
         """Whether the worker's engine had it in work: what crashed or stopped it may have been this (R12)."""

@@ -7,7 +7,6 @@ and everything is counted then.
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 
 import msgspec
 
@@ -60,6 +59,7 @@ class LiveRequest:
         self._on_end: Callable[[LiveRequest], None] | None = on_end
         self._interrupted: SluiceError | None = None
         self._generation: Generation | None = None
+        self._listener: Listener | None = None
         self._clock = time.monotonic
         self._last_token: list[float] = [0.0] * request.num_choices
         self._dispatched = 0.0
@@ -129,10 +129,12 @@ class LiveRequest:
         that is dropped."""
         assert self._generation is not None, "dispatched first"
         if self._has_output and self.request.num_choices == 1:
-            self._generation.listen(partial(self._heard, listener))
+            self._listener = listener
+            self._generation.listen(self._heard)
 
-    def _heard(self, listener: Listener, delta: Delta) -> bool:
-        if not listener(delta):
+    def _heard(self, delta: Delta) -> bool:
+        assert self._listener is not None, "there before anything is heard"
+        if not self._listener(delta):
             return False
         if delta.token_ids:
             self._observe(0, len(delta.token_ids), self._clock())
@@ -195,6 +197,7 @@ class LiveRequest:
 
     def _end(self, outcome: str) -> None:
         on_end, self._on_end = self._on_end, None
+        self._listener = None  # it knows this
         if on_end is None:
             return
         seconds = self._clock() - self._arrived

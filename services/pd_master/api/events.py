@@ -23,8 +23,8 @@ class EventEncoder(Protocol):
         """Events before all others."""
         ...
 
-    def batch(self, deltas: list[Delta]) -> bytes:
-        """Events of one batch; empty when it shows nothing."""
+    def delta(self, delta: Delta) -> bytes:
+        """Events of new output; empty when it shows nothing."""
         ...
 
     def end(self) -> bytes:
@@ -50,7 +50,7 @@ class _Direct:
         if self._call.is_full or self.error is not None:
             return False
         try:
-            events = self._encoder.batch([delta])
+            events = self._encoder.delta(delta)
         except Exception as error:  # noqa: BLE001 - the caller serves all requests; this one's handler gets it
             self.error = error
             return False
@@ -75,10 +75,10 @@ async def stream_events(
             if direct.error is not None:
                 raise direct.error
             if call.started:
-                events = encoder.batch(deltas)
+                events = _joined(encoder, deltas)
             else:
                 await call.start_events()
-                events = encoder.start() + encoder.batch(deltas)
+                events = encoder.start() + _joined(encoder, deltas)
                 if listen is not None:
                     listen(direct)
             if events:
@@ -93,3 +93,7 @@ async def stream_events(
         await call.start_events()
         await call.write(encoder.start())
     await call.end(encoder.end())
+
+
+def _joined(encoder: EventEncoder, deltas: list[Delta]) -> bytes:
+    return b"".join([encoder.delta(delta) for delta in deltas])

@@ -54,11 +54,10 @@ class Digits:
     def start(self) -> bytes:
         return b"<"
 
-    def batch(self, deltas: list[Delta]) -> bytes:
-        ids = [number for delta in deltas for number in delta.token_ids]
-        if min(ids) < 0:
+    def delta(self, delta: Delta) -> bytes:
+        if min(delta.token_ids) < 0:
             raise ZeroDivisionError
-        return b"".join(b"%d" % number for number in ids)
+        return b"".join(b"%d" % number for number in delta.token_ids)
 
     def end(self) -> bytes:
         return b">"

@@ -46,9 +46,13 @@ class MessageEvents:
         message: AnswerMessage = {**message_head(self._live), "content": [], **stop, "usage": usage}
         return event("message_start", message=message) + event("ping")
 
-    def batch(self, deltas: list[Delta]) -> bytes:
-        """Events of the pieces that the deltas complete."""
-        return b"".join([self._delta(delta) for delta in deltas])
+    def delta(self, delta: Delta) -> bytes:
+        """Events of the pieces that it completes."""
+        self._finish = delta.finish or self._finish
+        if self._reader is not None:
+            pieces = self._reader.read(parts_of(delta), is_last=delta.finish is not None)
+            return b"".join([self._piece(piece) for piece in pieces])
+        return self._fill("text", "text_delta", "text", delta.text) if delta.text else b""
 
     def end(self) -> bytes:
         """Why it ended, what it took, and the end."""
@@ -61,13 +65,6 @@ class MessageEvents:
     def error(self, error: SluiceError) -> bytes:
         """The error as the stream's last event."""
         return b"event: error\ndata: " + anthropic_error(error) + b"\n\n"
-
-    def _delta(self, delta: Delta) -> bytes:
-        self._finish = delta.finish or self._finish
-        if self._reader is not None:
-            pieces = self._reader.read(parts_of(delta), is_last=delta.finish is not None)
-            return b"".join([self._piece(piece) for piece in pieces])
-        return self._fill("text", "text_delta", "text", delta.text) if delta.text else b""
 
     def _piece(self, piece: Piece) -> bytes:
         match piece:

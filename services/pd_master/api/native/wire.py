@@ -65,21 +65,8 @@ class NativeEvents:
         """The stream begins with its first token."""
         return b""
 
-    def batch(self, deltas: list[Delta]) -> bytes:
-        """An event for each token; the last one of a delta carries its end."""
-        return b"".join([self._delta(delta) for delta in deltas])
-
-    def end(self) -> bytes:
-        """The last token said `finished`."""
-        return b""
-
-    def error(self, error: SluiceError) -> bytes:
-        """A last event that is finished, with the reason and, beyond the wire's keys, what happened."""
-        reason = FinishReason.ABORT if isinstance(error, RequestAbortedError) else FinishReason.ERROR
-        event = self._event(None, "", None, reason)
-        return event[: -len(b"}\n\n")] + b"," + openai_error(error)[1:] + b"\n\n"
-
-    def _delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: Delta) -> bytes:
+        """An event for each token; the last one carries the delta's end."""
         texts = spread(delta)
         reason = delta.finish.reason if delta.finish else None
         if not texts:  # the end came without a token of its own
@@ -91,6 +78,16 @@ class NativeEvents:
             self._num_sent += 1
             events.append(self._event(token, text, logprob, reason if at == last else None))
         return b"".join(events)
+
+    def end(self) -> bytes:
+        """The last token said `finished`."""
+        return b""
+
+    def error(self, error: SluiceError) -> bytes:
+        """A last event that is finished, with the reason and, beyond the wire's keys, what happened."""
+        reason = FinishReason.ABORT if isinstance(error, RequestAbortedError) else FinishReason.ERROR
+        event = self._event(None, "", None, reason)
+        return event[: -len(b"}\n\n")] + b"," + openai_error(error)[1:] + b"\n\n"
 
     def _event(self, token: int | None, text: str, logprob: TokenLogprob | None, reason: FinishReason | None) -> bytes:
         special = token is not None and self._text.is_special(token)

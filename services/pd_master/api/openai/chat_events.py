@@ -19,6 +19,10 @@ from services.pd_master.parsers.pieces import Content, Piece, Reasoning, ToolArg
 
 encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"
+_CLOSE, _CLOSE_WITH_USAGE = b"}]}\n\n", b'}],"usage":null}\n\n'
+_TEXT_CLOSE, _TEXT_CLOSE_WITH_USAGE = (
+    b'},"logprobs":null,"finish_reason":null' + close for close in (_CLOSE, _CLOSE_WITH_USAGE)
+)
 
 
 class ChatEvents:
@@ -42,20 +46,26 @@ class ChatEvents:
         self._readers = readers
         self._head = b"data: " + encode(head)[:-1]
         self._open = [self._head + b',"choices":[{"index":%d,"delta":' % at for at in range(live.request.num_choices)]
-        self._close = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._close = _CLOSE_WITH_USAGE if include_usage else _CLOSE
         self._text_open = [opened + b'{"content":' for opened in self._open]
-        self._text_close = b'},"logprobs":null,"finish_reason":null' + self._close
+        self._text_close = _TEXT_CLOSE_WITH_USAGE if include_usage else _TEXT_CLOSE
 
     def start(self) -> bytes:
         """The chunk that names the role, for each choice."""
         delta = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         return b"".join([opened + delta + self._close for opened in self._open])
 
-    def batch(self, deltas: list[Delta]) -> bytes:
-        """A chunk for each delta that shows something."""
-        if len(deltas) == 1:
-            return self._delta(deltas[0])
-        return b"".join([self._delta(delta) for delta in deltas])
+    def delta(self, delta: Delta) -> bytes:
+        """A chunk, if it shows something."""
+        if self._readers is not None:
+            events = self._pieces(delta, self._readers[delta.choice])
+        elif delta.logprobs:
+            events = self._with_logprobs(delta, delta.text)
+        elif delta.text:
+            events = self._text_open[delta.choice] + encode(delta.text) + self._text_close
+        else:
+            events = b""
+        return events if delta.finish is None else events + self._finish(delta.choice, delta.finish)
 
     def end(self) -> bytes:
         """The usage chunk, when asked for, and the end mark."""
@@ -69,17 +79,6 @@ class ChatEvents:
     def error(self, error: SluiceError) -> bytes:
         """The error as the stream's last event; `[DONE]` does not follow, since it is not done."""
         return b"data: " + openai_error(error) + b"\n\n"
-
-    def _delta(self, delta: Delta) -> bytes:
-        if self._readers is not None:
-            events = self._pieces(delta, self._readers[delta.choice])
-        elif delta.logprobs:
-            events = self._with_logprobs(delta, delta.text)
-        elif delta.text:
-            events = self._text_open[delta.choice] + encode(delta.text) + self._text_close
-        else:
-            events = b""
-        return events if delta.finish is None else events + self._finish(delta.choice, delta.finish)
 
     def _pieces(self, delta: Delta, reader: ChoiceReader) -> bytes:
         """A chunk for each piece; log-probabilities come in one of their own before them."""

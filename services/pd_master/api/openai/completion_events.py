@@ -61,11 +61,16 @@ class CompletionEvents:
                     self._prompts[echo] = await run(partial(self._prompt, delta.choice, echo))
             yield deltas
 
-    def batch(self, deltas: list[Delta]) -> bytes:
-        """A chunk for each delta that shows something."""
-        if len(deltas) == 1:
-            return self._delta(deltas[0])
-        return b"".join([self._delta(delta) for delta in deltas])
+    def delta(self, delta: Delta) -> bytes:
+        """A chunk, if it shows something."""
+        if delta.finish is None and self._logprobs is None:
+            return self._text(delta.choice, delta.text) if delta.text else b""
+        if self._logprobs is None:
+            return self._chunk(delta.choice, delta.text, None, delta.finish)
+        lists = self._logprobs[delta.choice]
+        echo = self._unshown.pop(delta.choice, None)
+        before = self._open[delta.choice] + self._prompts[echo] if echo else b""
+        return before + self._chunk(delta.choice, delta.text, lists.take(delta.logprobs or []), delta.finish)
 
     def end(self) -> bytes:
         """The usage chunk, when asked for, and the end mark."""
@@ -79,16 +84,6 @@ class CompletionEvents:
 
     def _text(self, choice: int, text: str) -> bytes:
         return self._open[choice] + encode(text) + self._text_close
-
-    def _delta(self, delta: Delta) -> bytes:
-        if delta.finish is None and self._logprobs is None:
-            return self._text(delta.choice, delta.text) if delta.text else b""
-        if self._logprobs is None:
-            return self._chunk(delta.choice, delta.text, None, delta.finish)
-        lists = self._logprobs[delta.choice]
-        echo = self._unshown.pop(delta.choice, None)
-        before = self._open[delta.choice] + self._prompts[echo] if echo else b""
-        return before + self._chunk(delta.choice, delta.text, lists.take(delta.logprobs or []), delta.finish)
 
     def _prompt(self, choice: int, echo: Echo) -> bytes:
         assert self._logprobs is not None, "only with log-probabilities"

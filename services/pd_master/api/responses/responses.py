@@ -102,14 +102,11 @@ class ResponseEvents:
         created = self._encoded({"type": "response.created", "response": response})
         return created + self._encoded({"type": "response.in_progress", "response": response})
 
-    def batch(self, deltas: list[Delta]) -> bytes:
-        """Events of the pieces that the deltas complete."""
-        events: list[Event] = []
-        for delta in deltas:
-            self._finish = delta.finish or self._finish
-            for piece in self._pieces(parts_of(delta), is_last=delta.finish is not None):
-                events += self._items.add(piece)
-        return b"".join([self._encoded(event) for event in events])
+    def delta(self, delta: Delta) -> bytes:
+        """Events of the pieces that it completes."""
+        self._finish = delta.finish or self._finish
+        pieces = self._pieces(parts_of(delta), is_last=delta.finish is not None)
+        return b"".join([self._encoded(event) for piece in pieces for event in self._items.add(piece)])
 
     def end(self) -> bytes:
         """The last item's end and the whole response."""

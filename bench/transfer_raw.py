@@ -16,18 +16,19 @@ from services.engine.transfer.page_memory import Buffer
 _TAG = ucx.UCXXTag(7)
 
 
-def _worker() -> Any:  # noqa: ANN401 # UCXX carries no types
+def make_worker(*, is_queued: bool = False) -> Any:  # noqa: ANN401 # UCXX carries no types
+    """With the transfer's settings; a queued one needs UCXX's thread, which starts what was queued for it."""
     context = ucx.UCXContext(
         unless_in_environment(UCX_DEFAULTS), (ucx.Feature.TAG, ucx.Feature.WAKEUP, ucx.Feature.STREAM)
     )
-    return ucx.UCXWorker(context, enable_delayed_submission=False, enable_python_future=False)
+    return ucx.UCXWorker(context, enable_delayed_submission=is_queued, enable_python_future=False)
 
 
 class RawReceiver:
     """Listens for RawSenders, and answers the newest."""
 
     def __init__(self) -> None:
-        self._worker = _worker()
+        self._worker = make_worker()
         self._endpoints: list[Any] = []
         self._listener = ucx.UCXListener.create(self._worker, 0, self._endpoints.append, deliver_endpoint=True)
         self.port = int(self._listener.port)
@@ -58,7 +59,7 @@ class RawSender:
     """Connects to a RawReceiver."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._worker = _worker()
+        self._worker = make_worker()
         self._endpoint = ucx.UCXEndpoint.create(self._worker, host, port, True)
 
     def send(self, buffers: list[Buffer], depth: int, num_messages: int) -> float:

@@ -24,9 +24,11 @@ MAX_CRASHES = 2
 _EXPECTED = r"(the worker ends: .*engine ended with status -9|process \d ended with status -9; it is started again)"
 _ACTIVE = re.compile(r"^sluice_gateway_active_requests(?:\{.*\})? (\S+)$", re.MULTILINE)
 _WRONG = re.compile(
-    rf".*( ERROR | CRITICAL |Traceback|Fatal Python|terminate called|core dumped)(?!.*{_EXPECTED})(.*\n){{0,30}}"
+    rf"^(\d\d:\S+ (ERROR|CRITICAL) |.*(Traceback|Fatal Python|terminate called|core dumped))(?!.*{_EXPECTED})"
+    r"(.*\n){0,30}",
+    re.MULTILINE,
 )
-"""What no fault may have a process log, with some lines behind it."""
+"""What no fault may have a process log, with some lines behind it. UCX has a word of its own for lost peers."""
 
 
 @dataclass

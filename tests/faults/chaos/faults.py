@@ -79,7 +79,7 @@ class _Trouble:
 
     async def run(self) -> None:
         while not await self._over_within(self.chance.uniform(*self.calm_s)):
-            kind = self.chance.choice(list(self.deeds))
+            kind = self.chance.choices(list(self.deeds), [WEIGHTS.get(each, 1.0) for each in self.deeds])[0]
             victim = self.chance.choice(self.processes)
             fault = Fault(kind, victim.name, time.monotonic())
             self.done.append(fault)
@@ -208,5 +208,7 @@ MASTER_DEEDS: dict[str, Deed] = {
     "drain": _Trouble.drain,
     "pause": _Trouble.pause,
 }
+WEIGHTS = {"cut": 3.0, "hold": 2.0, "pause": 2.0, "pause_engine": 2.0, "pause_control": 2.0, "kill_twice": 0.5}
+"""How often they are drawn, 1 for the others: those that need no start of a process leave time for more."""
 ENDS_CLIENTS = ("kill", "kill_share", "drain")
 """Faults of a master that its clients notice."""

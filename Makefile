@@ -87,7 +87,7 @@ test-cluster: setup ## run the tests that need a real Kubernetes, which SLUICE_T
 fuzz: setup ## explore the API by its OpenAPI document for FUZZ_S seconds
 	@FUZZ_S=$(FUZZ_S) $(BIN)/python -m pytest tests/integration/api/test_fuzz.py $(ARGS)
 
-# What a seed does depends on the machine's pace too: the requests are the same again, and the order of the faults.
+# What a seed does depends on the machine's pace too: the requests are the same again, and the order of each role's faults.
 chaos: setup ## all features at once under random faults for CHAOS_S seconds; SEED=N repeats a run's draws
 	@CHAOS_S=$(CHAOS_S) SEED=$(SEED) $(BIN)/python -m pytest -s tests/faults/test_chaos.py $(ARGS)
 

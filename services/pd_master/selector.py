@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from services.common.errors import ContextLengthError, NoWorkerError, OverloadedError, SluiceError
+from services.common.errors import ContextLengthError, InvalidRequestError, NoWorkerError, OverloadedError, SluiceError
 from services.common.messages import Limits, Load, Peer, Role, WorkerRef
 from services.common.request import Request
 from services.pd_master.inflight import Pair
@@ -108,7 +108,8 @@ USUAL = Policy()
 
 def choose(request: Request, excluded: frozenset[WorkerRef], snapshot: Snapshot, policy: Policy = USUAL) -> Pair:
     """Pick a pair, or a mixed worker. Raises NoWorkerError when a role is missing, ContextLengthError when the request
-    is larger than every worker, OverloadedError (with Retry-After) when all queues are full."""
+    is larger than every worker, InvalidRequestError when none runs so many choices at once, OverloadedError (with
+    Retry-After) when all queues are full."""
     usable = [view for view in snapshot.workers if view.takes_work and view.model == request.model]
     wanted = [view for view in usable if view.worker not in excluded]
     firsts = {view.worker: view for view in wanted if view.role is Role.MIXED}
@@ -121,7 +122,7 @@ def choose(request: Request, excluded: frozenset[WorkerRef], snapshot: Snapshot,
         raise _nobody(usable, request.model)
     able = [view for view in firsts.values() if _can_hold(request, view, decodes.get(view.worker))]
     if not able:
-        raise _too_long(request, firsts.values(), decodes)
+        raise _too_large(request, firsts.values(), decodes)
     free = [view for view in able if not view.is_full]
     if not free:
         wait_s = min(view.wait_s for view in able)
@@ -185,15 +186,18 @@ def _are_paired(prefill: WorkerView, decode: WorkerView) -> bool:
 def _can_hold(request: Request, view: WorkerView, partners: list[WorkerView] | None) -> bool:
     if partners is None:
         return _fits_decode(request, view.limits)
-    return len(request.prompt_ids) < view.limits.num_slots and any(
-        _fits_decode(request, one.limits) for one in partners
-    )
+    computes = len(request.prompt_ids) < view.limits.num_slots and _has_places(request, view.limits)
+    return computes and any(_fits_decode(request, one.limits) for one in partners)
 
 
 def _fits_decode(request: Request, limits: Limits) -> bool:
-    """Whether prompt and all output fit an idle pool (R20)."""
+    """Whether prompt and all output fit an idle pool, and all choices run at once (R20)."""
     room = output_room(len(request.prompt_ids), request.num_choices, limits.num_slots)
-    return request.stop.max_new_tokens <= room
+    return request.stop.max_new_tokens <= room and _has_places(request, limits)
+
+
+def _has_places(request: Request, limits: Limits) -> bool:
+    return request.num_choices <= limits.max_running_requests
 
 
 def _time_to_compute(
@@ -273,13 +277,18 @@ def _nobody(usable: list[WorkerView], model: str) -> SluiceError:
     return NoWorkerError(f"{missing} is ready for model {model!r}", retry_after_s=1.0)
 
 
-def _too_long(
+def _too_large(
     request: Request, firsts: Iterable[WorkerView], decodes: dict[WorkerRef, list[WorkerView]]
-) -> ContextLengthError:
-    pools = [one.limits.num_slots for view in firsts for one in decodes.get(view.worker, [view])]
+) -> SluiceError:
+    ways = [(view.limits, one.limits) for view in firsts for one in decodes.get(view.worker, [view])]
+    places = max(min(limits.max_running_requests for limits in way) for way in ways)
+    if request.num_choices > places:
+        return InvalidRequestError(
+            f"n: {request.num_choices} choices are to run at once; workers here run {places} sequences", param="n"
+        )
     output = f"{request.num_choices} x {request.stop.max_new_tokens} output tokens"
     return ContextLengthError(
         f"{len(request.prompt_ids)} prompt tokens and {output} do not fit the KV pool of any worker: "
-        f"the largest has {max(pools)} slots",
+        f"the largest has {max(last.num_slots for _, last in ways)} slots",
         param="max_tokens",
     )

@@ -206,6 +206,10 @@ def refusal(
     work: QueuedWork, config: RouterConfig, num_waiting: int, predicted_wait_s: float, now_s: float
 ) -> SluiceError | None:
     """Why new work cannot be queued, or None. A preempted sequence is never refused: its client is being served."""
+    if work.num_choices > config.max_running:
+        return ContextLengthError(
+            f"{work.num_choices} choices are to run at once; a worker runs {config.max_running} sequences", param="n"
+        )
     most = config.most_slots(work)
     if most >= config.capacity_slots:
         return ContextLengthError(

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from services.common.errors import ContextLengthError, NoWorkerError, OverloadedError
+from services.common.errors import ContextLengthError, InvalidRequestError, NoWorkerError, OverloadedError
 from services.common.messages import Limits, Load, Role, WorkerRef
 from services.common.request import Request, SamplingParams, StopParams
 from services.pd_master.selector import (
@@ -64,6 +64,18 @@ def test_what_has_ended_since_a_decode_worker_reported_counts_no_more() -> None:
     emptied = view("d1", Role.DECODE, freed_tokens=400, **loads)
     assert {pick(P0, view("d0", Role.DECODE, **loads), emptied, draw=draw) for draw in (0.0, 0.9)} == {"p0+d1"}
     assert view("d0", Role.DECODE, freed_tokens=400).demand == 0.0
+
+
+def test_more_choices_than_run_at_once_anywhere_are_an_error_of_n() -> None:
+    asked = msgspec.structs.replace(REQUEST, num_choices=9)
+    with pytest.raises(InvalidRequestError, match="9 choices .* run 8 sequences") as raised:
+        pick(P0, D0, request=asked)
+    assert raised.value.param == "n"
+    roomy = Limits(1_000, 9, 1_000, 100, (0,), 64)
+    with pytest.raises(InvalidRequestError):
+        pick(P0, view("d0", Role.DECODE, limits=roomy), request=asked)
+    able = view("p0", Role.PREFILL, limits=roomy), D0, view("d1", Role.DECODE, limits=roomy)
+    assert pick(*able, request=asked) == "p0+d1"
 
 
 def test_near_equals_are_drawn_from() -> None:

@@ -1,6 +1,7 @@
 """Who is refused at the door, and who is given up early."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,6 +34,15 @@ def test_what_an_idle_worker_could_not_run_is_refused(
     if not fits:
         assert isinstance(error, ContextLengthError)
         assert error.param == "max_new_tokens"
+
+
+@pytest.mark.parametrize("kind", [LOCAL, PREFILL, RESERVATION])
+def test_more_choices_than_run_at_once_are_refused_naming_n(kind: WorkKind) -> None:
+    config = replace(CONFIG, max_running=4)
+    assert refusal(work("a", kind=kind, num_choices=4), config, num_waiting=0, predicted_wait_s=0, now_s=0) is None
+    error = refusal(work("a", kind=kind, num_choices=5), config, num_waiting=0, predicted_wait_s=0, now_s=0)
+    assert isinstance(error, ContextLengthError)
+    assert (error.param, error.retryable) == ("n", False)
 
 
 def test_a_full_queue_is_refused_with_retry_after() -> None:

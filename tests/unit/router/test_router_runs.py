@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.errors import OverloadedError
+from services.common.errors import ContextLengthError, OverloadedError
 from services.router.output_length import LengthConfig
 from services.router.work import WorkKind
 from tests.unit.router.engine_model import CONFIG, EngineModel, work
@@ -59,6 +59,44 @@ def test_nothing_starves_or_leaks_when_predictions_are_wrong(
     assert engine.finished == {number: choices for number, (_, _, choices, _, _) in enumerate(load)}
     assert engine.router.load.held_slots == 0
     assert engine.router.load.num_running == 0
+
+
+hard_loads = st.lists(
+    st.tuples(
+        st.one_of(st.integers(1, 60), st.integers(500, 1000)),  # prompt
+        st.integers(1, 40),  # true length
+        st.integers(1, 10),  # choices
+        st.integers(-2, 2),  # priority
+        st.sampled_from([WorkKind.LOCAL, WorkKind.RESERVATION, WorkKind.PREFILL]),
+        st.integers(0, 10),  # steps before it arrives
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(hard_loads, st.integers(1, 60))
+def test_whatever_is_queued_is_let_in_however_large_however_unimportant_and_with_however_many_choices(
+    load: list[tuple[int, int, int, int, WorkKind, int]], prior: int
+) -> None:
+    config = replace(CONFIG, max_running=8, max_bypasses=3, max_bypass_s=5.0, ungranted_share=1.0)
+    engine = EngineModel(replace(config, lengths=LengthConfig(prior_tokens=prior, min_evidence=5)))
+    expected = {}
+    for number, (prompt, length, choices, priority, kind, wait) in enumerate(load):
+        engine.lengths[number] = length
+        asked = work(number, prompt, kind, num_choices=choices, priority=priority, arrival_s=engine.now_s)
+        try:
+            engine.router.enqueue(asked)
+        except ContextLengthError:
+            assert choices > config.max_running or prompt + choices * 100 >= config.capacity_slots or prompt == 1000
+        else:
+            expected[number] = choices if asked.grows else 0
+        for _ in range(wait):
+            engine.step()
+    engine.run(max_steps=20_000)
+    assert engine.finished == expected
+    assert engine.worst_held <= CONFIG.capacity_slots
 
 
 def test_giants_are_let_in_within_their_bound_under_a_stream_of_small_ones() -> None:

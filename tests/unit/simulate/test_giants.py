@@ -1,4 +1,4 @@
-"""Giants among small ones: what they hold, what no order can spare the small ones, and backfilling."""
+"""Giants among small ones: what they hold and whom they keep waiting, and backfilling."""
 
 from dataclasses import replace
 
@@ -8,8 +8,9 @@ import pytest
 from bench.simulate.backfill import Backfill
 from bench.simulate.cost import Costs
 from bench.simulate.fleet import Setup
-from bench.simulate.giants import filled_share, fluid_floor_s, grant_waits_s, mixes, stays_s
+from bench.simulate.giants import Served, filled_share, grant_waits_s, line, mixed, stays_s, with_giants
 from bench.simulate.measure import simulate
+from bench.simulate.story import Story
 from bench.simulate.trace import Arrival
 from services.router.peak_memory import Joiners, PeakCurve
 from services.router.scheduler import Plan, PoolView
@@ -24,30 +25,50 @@ def small_ones(count: int, per_s: float) -> list[Arrival]:
     return [Arrival(number / per_s, 400, 100) for number in range(count)]
 
 
-def fluid_wait_s(small: float, giant: float, stay_s: float, every_s: float) -> float:
-    """The 99th percentile of a fluid that is followed step by step."""
-    step_s, waits, turn = 1e-3, [], 0.0
-    for number in range(int(every_s / step_s)):
-        arrives = number * step_s
-        turn = max(turn, arrives)
-        turn += small * step_s / (1 - giant if turn < stay_s else 1)
-        waits.append(turn - arrives)
-    return float(np.quantile(waits, 0.99))
-
-
-@pytest.mark.parametrize("small", [0.5, 0.7, 0.9])
-@pytest.mark.parametrize("giant", [0.2, 0.4, 0.6])
-def test_floor_is_what_a_fluid_would_wait(small: float, giant: float) -> None:
-    assert fluid_floor_s(small, giant, 3.0, 60.0) == pytest.approx(fluid_wait_s(small, giant, 3.0, 60.0), abs=0.02)
-
-
 @pytest.mark.parametrize("backfills", [False, True])
 def test_giants_that_leave_room_for_the_rest_make_nobody_wait(backfills: bool) -> None:
     setup = Setup(COSTS, rule="oracle", sheds=False, backfills=backfills, decode=CONFIG, prefill=RouterConfig(100_000))
-    small, giants = mixes(setup, small_ones(200, 5.0), 20, every_s=10.0)
-    assert (len(small), len(giants)) == (200, 3)
-    assert max(grant_waits_s(small)) == 0.0
-    assert all(stay_s == pytest.approx(199 * 0.01, abs=0.05) for stay_s in stays_s(giants))
+    both = mixed(setup, small_ones(200, 5.0), 20, every_s=10.0, phases=1)
+    assert (len(both.small), len(both.giants)) == (180, 4), "all but the first tenth"
+    assert both.wait_s == 0.0
+    assert all(stay_s == pytest.approx(199 * 0.01, abs=0.05) for stay_s in stays_s(both.giants))
+
+
+def test_small_ones_wait_for_a_giant_that_leaves_too_little() -> None:
+    setup = Setup(COSTS, rule="oracle", sheds=False, decode=CONFIG, prefill=RouterConfig(100_000))
+    small = small_ones(400, 18.0)  # which fill four fifths
+    assert max(grant_waits_s(simulate(setup, small).stories)) == 0.0
+    assert mixed(setup, small, 60, every_s=10.0, phases=2).wait_s > 0.3
+
+
+def test_each_phase_brings_giants_at_other_times_and_none_is_left_out() -> None:
+    small = small_ones(100, 5.0)
+    times = [
+        [one.at_s for one in with_giants(small, 6000, 4.0, phase) if one.prompt_tokens == 6000]
+        for phase in (0.25, 0.75)
+    ]
+    assert times == [[1.0, 5.0, 9.0, 13.0, 17.0], [3.0, 7.0, 11.0, 15.0, 19.0]]
+
+
+def test_small_ones_that_end_before_a_giant_would_come_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"--every: the small ones come for 0.8 s"):
+        with_giants(small_ones(5, 5.0), 6000, 15.0)
+
+
+def story(prompt_tokens: int, granted_s: float, finished_s: float | None) -> Story:
+    one = Story(0, Arrival(0.0, prompt_tokens, 10), 100)
+    one.reserved_s, one.granted_s, one.finished_s = 0.0, granted_s, finished_s
+    return one
+
+
+def test_giants_that_did_not_finish_count_neither_for_stays_nor_for_the_even_load() -> None:
+    small = [story(100, 1.0, 3.0)] * 6
+    both = Served(small, [story(600, 2.0, 4.0), story(600, 5.0, None)])
+    assert stays_s(both.giants) == [2.0]
+    assert both.as_small(10.0) == pytest.approx(20.0)
+    assert Served(small, [story(600, 5.0, None)]).as_small(10.0) == 10.0
+    nobody = Served(small, [])
+    assert line(60.0, nobody, nobody, nobody, bypass_s=5.0).split()[-4:] == ["0.00", "0.00", "7.00", "0"]
 
 
 def test_filled_share_is_rate_times_room_times_stay() -> None:

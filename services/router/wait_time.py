@@ -113,10 +113,11 @@ def predicted_waits_s(curve: PeakCurve, backlog: Backlog, capacity: int, rates: 
 def _steps_until_free(curve: PeakCurve, joiners: Joiners, need: IntArray, capacity: int) -> FloatArray:
     """[k] steps until the curve stays low enough for `need` slots more; beyond the whole pool, in proportion.
 
-    Where nothing grows it leaves when others take it, which no step count tells: 0.
+    Where nothing grows it leaves when others take it, which no step count tells: 0. A pool of which nothing is left to
+    requests counts as one of a single slot: the wait is long, and a number.
     """
     worst = curve.worst_after
     after = np.searchsorted(worst, capacity - need, side="right") - 1
     until = np.concatenate((curve.ends - curve.now, [0]))
     longest = max(int(until[0]), int(joiners.left.mean()) if len(joiners) else 0)
-    return np.where(after >= 0, until[np.maximum(after, 0)], longest * need / capacity)
+    return np.where(after >= 0, until[np.maximum(after, 0)], longest * need / max(capacity, 1))

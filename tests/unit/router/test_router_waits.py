@@ -98,3 +98,17 @@ def test_refusals_still_name_the_wait_of_a_queue_that_stands() -> None:
     engine.router.cancel(19)
     with pytest.raises(OverloadedError, match="predicted wait"):
         engine.router.enqueue(work("x", 400, queue_deadline_s=engine.now_s + 10))
+
+
+def test_a_pool_that_nobody_known_holds_whole_turns_work_away_and_goes_on() -> None:
+    recorder = Recorder(CONFIG)
+    recorder.router.enqueue(work("first"))
+    assert recorder.decide() == ["first"]
+    recorder.router.tell(events.Admitted("first", 20))
+    recorder.router.tell(events.Stepped(1.0, 1, 0, CONFIG.capacity_slots + 20))
+    recorder.router.enqueue(work("next", queue_deadline_s=5.0))
+    recorder.router.decide()
+    assert [key for key, _ in recorder.given_up] == ["next"]
+    recorder.router.tell(events.Stepped(1.0, 1, 0, 20))
+    recorder.router.enqueue(work("later", queue_deadline_s=5.0))
+    assert recorder.decide() == ["later"]

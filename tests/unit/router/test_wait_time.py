@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.router.peak_memory import Joiners, PeakCurve
 from services.router.wait_time import Backlog, Rates, predicted_waits_s
@@ -65,3 +67,31 @@ def test_a_single_burst_is_no_rate_yet() -> None:
     rates.planned(0.1, more_waits=True)
     rates.let_in(10_000)
     assert rates.let_in_slots_per_s == 0
+
+
+entries = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 500), st.integers(0, 3)), max_size=12)
+speeds = st.one_of(st.just(0.0), st.floats(1.0, 1e6))
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=200, deadline=None)
+@given(entries, entries, st.integers(-50, 1000), st.floats(0.0, 10.0), speeds, st.booleans())
+def test_whatever_the_pool_holds_waits_are_numbers_and_not_negative(
+    inside: list[tuple[int, int, int]],
+    waiting: list[tuple[int, int, int]],
+    capacity: int,
+    step_s: float,
+    compute_tokens_per_s: float,
+    is_rate_known: bool,
+) -> None:
+    held = np.array([one[0] for one in waiting], dtype=np.int64)
+    joiners = Joiners.of(held, [one[1] for one in waiting], [one[2] for one in waiting])
+    curve = PeakCurve.of(
+        Joiners.of([one[0] for one in inside], [one[1] for one in inside], [one[2] for one in inside]), 7
+    )
+    rates = rates_of(3000, 30) if is_rate_known else Rates()
+    rates.step_s, rates.compute_tokens_per_s = step_s, compute_tokens_per_s
+    waits_s = predicted_waits_s(curve, Backlog(joiners, held, 10), capacity, rates)
+    assert len(waits_s) == len(waiting) + 1
+    assert np.isfinite(waits_s).all()
+    assert (waits_s >= 0).all()

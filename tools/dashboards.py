@@ -62,11 +62,8 @@ WITHIN_SLO = (
     f'sum (rate(sluice_gateway_time_to_first_token_seconds_bucket{HERE[:-1]},le="2.0"}}[$__rate_interval])) / '
     f"{rate('sluice_gateway_time_to_first_token_seconds_count')}"
 )
-FAILED = (
-    rate("sluice_gateway_requests_total", outcome="overloaded|no_worker|shutting_down|deadline_exceeded|worker_failed|internal.*")
-    + " / "
-    + rate("sluice_gateway_requests_total")
-)
+_BY_US = "overloaded|no_worker|shutting_down|deadline_exceeded|worker_failed|internal.*"
+FAILED = rate("sluice_gateway_requests_total", outcome=_BY_US) + " / " + rate("sluice_gateway_requests_total")
 CACHE_HITS = f"{rate('sluice_prompt_cached_tokens_total')} / {rate('sluice_prompt_tokens_total')}"
 STEP_SHARE = f"{rate('sluice_engine_step_seconds_sum', 'pod')}"
 BATCH = f"{rate('sluice_engine_decode_rows_sum', 'pod')} / {rate('sluice_engine_decode_rows_count', 'pod')}"

@@ -87,6 +87,7 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template does not compile: {error}") from error
+        self._template.globals = dict(self._template.globals)  # else a chain of dictionaries, copied at each rendering
 
     def render(
         self,

@@ -70,9 +70,8 @@ def seed_of(value: int | None) -> int:
 
 def check_ids(ids: Collection[int], model: ServedModel, param: str) -> None:
     """Raises InvalidRequestError naming `param` for an id that the model does not have."""
-    known = range(model.vocab_size)
-    for worst in (min(ids, default=0), max(ids, default=0)):
-        if worst not in known:
+    for worst in (min(ids), max(ids)) if ids else ():
+        if not 0 <= worst < model.vocab_size:
             raise InvalidRequestError(
                 f"{param}: token id {worst} is outside the model's vocabulary of {model.vocab_size}", param=param
             )

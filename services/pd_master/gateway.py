@@ -1,7 +1,6 @@
 """The front's common core: from an accepted request to its deltas, measured. HTTP and gRPC handlers stand on it."""
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import time
@@ -101,18 +100,17 @@ class Gateway:
             )
         key, num_tokens = current_key.get(), sum(len(request.prompt_ids) for request in requests)
         self._allowances.admit(key, num_tokens, now())
-        async with contextlib.AsyncExitStack() as started:
-            lives = []
+        lives: list[LiveRequest] = []
+        try:
             for request in requests:
-                live = self._live_request(request, api, arrived)
-                started.push_async_callback(live.aclose)
-                try:
-                    await live.dispatch(self._dispatcher)
-                except SluiceError:
-                    self._allowances.give_back(key, num_tokens)
-                    raise
-                lives.append(live)
-            started.pop_all()
+                lives.append(self._live_request(request, api, arrived))
+                await lives[-1].dispatch(self._dispatcher)
+        except BaseException as error:
+            if isinstance(error, SluiceError):
+                self._allowances.give_back(key, num_tokens)
+            for live in lives:
+                await live.aclose()
+            raise
         return lives
 
     def _live_request(self, request: Request, api: str, arrived: float) -> LiveRequest:

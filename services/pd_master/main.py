@@ -1,6 +1,7 @@
 """A pd_master's main: logs, signals, the event loop, the wiring, the exit status."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -78,6 +79,7 @@ async def _run(config: GatewayConfig, share: Share | None) -> None:
     front = Front(config, fleet, dispatcher, metrics, await _exposition(metrics, share))
     fleet.stages = front.stages
     registry.models.on_served = front.prepare
+    gc.freeze()  # what there is now stays: a collection need not look at it
     async with asyncio.TaskGroup() as tasks:
         links = tasks.create_task(registry.run(fleet), name="registry")
         await front.serve(stop)

@@ -174,16 +174,16 @@ async def run(options: argparse.Namespace) -> dict[str, float]:
         short = await gateway.measure(one_by_one(gateway, options.requests, stream=True))
         even = await gateway.measure(paced(gateway, options.rate, _PACED_S))
         before_mb = gateway.rss_mb
+        opened = await gateway.measure(at_once(gateway, options.streams, 1))
         streams = await gateway.measure(at_once(gateway, options.streams, options.tokens))
         held = await gateway.measure(at_once(gateway, options.held, 20)) if options.held else None
         held_mb = gateway.rss_mb
         soaked_mb = [await soaked(gateway, options.soak // _PARTS) for _ in range(_PARTS)] if options.soak else []
         num_tokens = options.streams * options.tokens
-        per_request_s = short.cpu_s / len(short.outcomes)
         return {
             "cpu_ms_per_request_whole": 1e3 * whole.cpu_s / len(whole.outcomes),
-            "cpu_ms_per_request_streamed": 1e3 * per_request_s,
-            "cpu_us_per_streamed_token": 1e6 * (streams.cpu_s - options.streams * per_request_s) / num_tokens,
+            "cpu_ms_per_request_streamed": 1e3 * short.cpu_s / len(short.outcomes),
+            "cpu_us_per_streamed_token": 1e6 * (streams.cpu_s - opened.cpu_s) / (num_tokens - options.streams),
             "streamed_tokens_per_s": num_tokens / streams.wall_s,
             "first_byte_ms_p50_at_rate": even.first_byte_ms(0.5),
             "first_byte_ms_p99_at_rate": even.first_byte_ms(0.99),

@@ -64,6 +64,7 @@ class HttpCall:
 
     __slots__ = (
         "_head",
+        "_is_http10",
         "_more",
         "_parts",
         "_size",
@@ -84,6 +85,7 @@ class HttpCall:
 
     def __init__(self, head: RequestHead, wire: Wire) -> None:
         self._head = head
+        self._is_http10 = head.is_http10
         self._wire = wire
         self.method = head.method
         self.path = head.path
@@ -181,7 +183,7 @@ class HttpCall:
     @property
     def _is_waited_for(self) -> bool:
         """Whether the client keeps the body until it is told to go on. HTTP/1.0 has no such expectation."""
-        waits = not self.is_whole and not self._parts and not self._head.is_http10
+        waits = not self.is_whole and not self._parts and not self._is_http10
         return waits and self.header(b"expect").lower() == "100-continue"
 
     # -------------------------------------------------------------------------------------------------------- answer
@@ -205,7 +207,7 @@ class HttpCall:
 
     async def start_events(self) -> None:
         """Begin a server-sent event stream with status 200."""
-        if self._head.is_http10:
+        if self._is_http10:
             self.keep_alive = False
             self._wire.write(self._begin(200, _STREAM_HEADERS))
         else:
@@ -228,7 +230,7 @@ class HttpCall:
         """Send encoded events from wherever the caller is, with no task in between."""
         if not events:
             return  # an empty chunk would be the end
-        self._wire.write(events if self._head.is_http10 else b"%x\r\n%b\r\n" % (len(events), events))
+        self._wire.write(events if self._is_http10 else b"%x\r\n%b\r\n" % (len(events), events))
 
     async def write(self, events: bytes) -> None:
         """Send encoded events; waits while the client's socket is full."""
@@ -243,7 +245,7 @@ class HttpCall:
         if events:
             await self.write(events)
         self.finished = True
-        if not self._head.is_http10:
+        if not self._is_http10:
             self._wire.write(b"0\r\n\r\n")
 
 

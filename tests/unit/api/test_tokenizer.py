@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+import threading
 from pathlib import Path
 
 import pytest
 
-from services.pd_master.tokenizer import TokenizerService
+from services.pd_master.tokenizer import SHORT_BYTES, TokenizerService
 from tests.unit.api.tiny_model import write_tiny_model
 
 
@@ -50,4 +51,12 @@ async def test_who_stops_waiting_does_not_stop_the_load(tiny_model: Path) -> Non
     await asyncio.sleep(0)
     asked.cancel()
     assert (await service.text_of(tiny_model)).vocab_size > 256
+    service.close()
+
+
+async def test_short_texts_take_no_thread_and_long_ones_do() -> None:
+    service = TokenizerService()
+    here = threading.get_ident()
+    assert await service.run_for(SHORT_BYTES, threading.get_ident) == here
+    assert await service.run_for(SHORT_BYTES + 1, threading.get_ident) != here
     service.close()

@@ -21,7 +21,8 @@ SEED = int(os.environ.get("SEED", "1"))
 MODEL = os.environ.get("MODEL")
 """A model's folder; without one, a tiny random model of random words, which is fast and shows more in the same time."""
 ROUND_S = 90.0
-NUM_CASES = 25 if MODEL else 80
+NUM_CASES, AT_ONCE = (20, 4) if MODEL else (80, 20)
+"""Requests, and clients that send them at once: as many as two cores serve long before the requests' deadline."""
 
 
 def tiny_model(folder: Path) -> Path:
@@ -39,7 +40,7 @@ async def test_answers_under_chaos_are_those_of_a_quiet_cluster(tmp_path: Path) 
     sys.stderr.write(f"SEED={SEED}: {plan}, logs in {tmp_path}\n")
     async with Town(model, tmp_path, plan) as town:
         clients = {one.name: Clients(one.http_port, town.grpc_ports[one.name]) for one in town.masters}
-        storm = Storm(town, SEED, clients)
+        storm = Storm(town, SEED, clients, AT_ONCE)
         left_s = CHAOS_S
         while left_s > 0 and not storm.failures:
             await storm.round(random_cases(chance.randrange(2**32), NUM_CASES, model.name), min(ROUND_S, left_s))

@@ -15,7 +15,6 @@ from tests.faults.chaos.town import Town
 from tests.faults.chaos.verdict import difference, is_transport_error
 from tests.integration.leaks import workers_hold_nothing
 
-AT_ONCE = 20
 NUM_AGAIN = 20
 """Cases that are asked once more when all is over."""
 GIVEN_BACK_S = 30.0
@@ -39,6 +38,8 @@ class Storm:
     seed: int
     clients: dict[str, Clients]
     """By master."""
+    at_once: int
+    """Clients that ask under faults."""
     quiet: dict[int, Answer] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -71,7 +72,7 @@ class Storm:
         until = time.monotonic() + seconds
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(faults.run())
-            asking = [tasks.create_task(self._client(at, cases, faults, until)) for at in range(AT_ONCE)]
+            asking = [tasks.create_task(self._client(at, cases, faults, until)) for at in range(self.at_once)]
             await asyncio.wait(asking)
             faults.stop()
         self.counts.update(f"fault {one.kind}" for one in faults.done)

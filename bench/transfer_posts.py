@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
+import os
 import statistics
 import threading
 import time
@@ -64,7 +65,8 @@ def send(pipe: Connection, device: str, num_bytes: int) -> None:
 class Posts:
     """The receiving side of one way; what each post took."""
 
-    def __init__(self, device: str, num_bytes: int, way: Way) -> None:
+    def __init__(self, device: str, num_bytes: int, way: Way, cores: tuple[int, int] | None) -> None:
+        """`cores`: of the peer and the thread that posts, and of whoever polls."""
         bind = memory(device).bind_thread
         bind()
         self._pages = _pages(device, num_bytes)
@@ -77,10 +79,13 @@ class Posts:
         self._child = multiprocessing.get_context("spawn").Process(
             target=send, args=(far_end, device, num_bytes), daemon=True
         )
+        _pin(cores and cores[0])
         self._child.start()
         self._pipe.send(int(self._listener.port))
+        _pin(cores and cores[1])
         if self._is_hot:
             self._worker.start_progress_thread(True)
+            _pin(cores and cores[0])
         self._until(lambda: bool(self._endpoints))
         self._numbers = itertools.count(1, BATCH)
 
@@ -130,6 +135,12 @@ class Posts:
                 self._worker.progress()
 
 
+def _pin(core: int | None) -> None:
+    """Keep this thread, and whatever it starts, on a core."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+
+
 def _compute(seconds: float) -> None:
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
@@ -165,11 +176,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu or a CUDA device, e.g. cuda:0, for both processes")
     parser.add_argument("--mib", type=float, default=1.0, help="page size")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--cores", type=int, nargs=2, help="of the peer and what posts, and of what polls")
     parser.add_argument("--batches", type=int, default=40)
     options = parser.parse_args()
     print(f"{'':22} {'first':>9} {'cpu':>9} {'others':>9} {'cpu':>9}")
     for name in options.ways:
-        posts = Posts(options.device, int(options.mib * MIB), WAYS[name])
+        posts = Posts(options.device, int(options.mib * MIB), WAYS[name], options.cores)
         for thread, when in itertools.product(("main", "other"), ("early", "late")):
             _on(thread, partial(case, posts, f"{name} {thread} {when}", options, is_early=when == "early"))
         posts.close()

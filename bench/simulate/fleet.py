@@ -43,6 +43,8 @@ class Setup:
     """What every client asks for."""
     missing_weight: float = MISSING_WEIGHT
     """Of our selector."""
+    num_masters: int = 1
+    """Of our selector: each knows of its own requests only, and takes turns."""
     queue_budget_s: float = 60.0
     """A request that no decode worker has granted by then is turned away."""
     sheds: bool = True

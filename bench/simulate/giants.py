@@ -153,6 +153,7 @@ def setup_of(asked: argparse.Namespace, num_decode: int) -> Setup:
         costs,
         asked.prefill * num_decode,
         num_decode,
+        num_masters=asked.masters,
         backfills=asked.backfill,
         reserve_ahead_s=asked.reserve_ahead_s,
         decode=decode,
@@ -171,6 +172,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--every", type=float, default=15.0, help="seconds between giants, for each decode worker")
     parser.add_argument("--phases", type=int, default=2, help="runs, each with giants at another phase of that")
     parser.add_argument("--workers", type=int, nargs="+", default=[1], help="decode workers")
+    parser.add_argument("--masters", type=int, default=1, help="each knows of its own requests only")
     parser.add_argument("--prefill", type=int, default=3, help="prefill workers for each of them")
     parser.add_argument("--max-bypasses", type=int, default=64)
     parser.add_argument("--max-bypass-s", type=float, default=5.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -93,7 +94,7 @@ class Ours:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._pending = PendingLoad()
+        self._masters = [PendingLoad() for _ in range(fleet.setup.num_masters)]
         self._draws = random.Random(1)
         workers: list[Worker] = [*fleet.prefill, *fleet.decode]
         self._workers = {one.name: one for one in workers}
@@ -103,11 +104,12 @@ class Ours:
         self._index = PrefixIndex()
         self._changes: list[tuple[WorkerRef, list[int], list[int]]] = []
         self._pairs: dict[int, tuple[WorkerRef, WorkerRef]] = {}
-        """Of the requests that are not over."""
+        """Of the requests that are not over; a master has every so many of them."""
 
     def choose(self, story: Story) -> tuple[PrefillWorker, DecodeWorker]:
-        """As a master would."""
-        views = tuple(self._view(worker) for worker in self._workers.values())
+        """As its master would."""
+        pending = self._master(story)
+        views = tuple(self._view(worker, pending) for worker in self._workers.values())
         matched = self._index.match(story.arrival.blocks)
         cached = {ref: count * BLOCK_TOKENS for ref, count in matched.items()}
         snapshot = Snapshot(views, self._draws.random(), cached)
@@ -119,7 +121,7 @@ class Ours:
         assert isinstance(decode, DecodeWorker)
         self._pairs[story.number] = refs = self._refs[prefill.name], self._refs[decode.name]
         for ref in refs:
-            self._pending.sent(ref, _key(story), story.arrival.prompt_tokens)
+            pending.sent(ref, _key(story), story.arrival.prompt_tokens)
         return prefill, decode
 
     def heartbeat(self) -> None:
@@ -140,26 +142,36 @@ class Ours:
                 predicted_wait_s=load.predicted_wait_s,
                 tokens_per_s=worker.tokens_per_s,
             )
-            self._pending.heartbeat(self._refs[name])
+        held = [Counter(ref for number in numbers for ref in self._pairs[number]) for numbers in self._by_master()]
+        for ref in self._refs.values():
+            for pending, own in zip(self._masters, held, strict=True):
+                pending.heartbeat(ref, own[ref], sum(one[ref] for one in held))
+
+    def _master(self, story: Story) -> PendingLoad:
+        return self._masters[story.number % len(self._masters)]
+
+    def _by_master(self) -> list[list[int]]:
+        count = len(self._masters)
+        return [[number for number in self._pairs if number % count == master] for master in range(count)]
 
     def arrived(self, worker: Worker, story: Story) -> None:
         """The next heartbeat counts it."""
-        self._pending.arrived(self._refs[worker.name], _key(story))
+        self._master(story).arrived(self._refs[worker.name], _key(story))
 
     def over(self, story: Story) -> None:
         """It counts no more."""
         num_tokens = story.arrival.prompt_tokens + (story.output_tokens if story.finished_s is not None else 0)
         for ref in self._pairs.pop(story.number, ()):
-            self._pending.ended(ref, _key(story), num_tokens)
+            self._master(story).ended(ref, _key(story), num_tokens)
 
     def cache_changed(self, worker: PrefillWorker, stored: list[int], evicted: list[int]) -> None:
         """The next heartbeat tells."""
         self._changes.append((self._refs[worker.name], stored, evicted))
 
-    def _view(self, worker: Worker) -> WorkerView:
+    def _view(self, worker: Worker, known: PendingLoad) -> WorkerView:
         is_prefill = isinstance(worker, PrefillWorker)
         config, ref = worker.config, self._refs[worker.name]
-        slots, pending = config.capacity_slots, self._pending.of(ref)
+        slots, pending = config.capacity_slots, known.of(ref)
         return WorkerView(
             worker=ref,
             role=Role.PREFILL if is_prefill else Role.DECODE,

@@ -286,9 +286,10 @@ class Attempts:
     # ----------------------------------------------------------------------------------------------------- heartbeats
 
     def _heartbeat(self, worker: WorkerRef, heartbeat: Heartbeat, now: float) -> None:
-        self._pending.heartbeat(worker)
-        held = set(heartbeat.held)
+        held, load = set(heartbeat.held), heartbeat.load
         believed = self._index.on(worker)
+        num_own = sum(len(attempt.branch.choices) for key, attempt in believed.items() if key in held)
+        self._pending.heartbeat(worker, num_own, load.queued_requests + load.running_requests)
         unknown = [key for key in heartbeat.held if key not in believed]
         if unknown:
             self._emit(Send(worker, Abort(unknown)))

@@ -3,11 +3,11 @@
 Workers pair up within a group, and only where a test page has crossed (R13, R16). The prefill worker is the one
 where the prompt is predicted to be computed soonest: its wait, and what of the prompt its prefix cache lacks. The
 decode worker is the one with the lowest predicted demand; among nearly equals, one to which the KV that it lacks moves
-fastest. In both this master's own dispatches count from the moment they are sent, and on decode workers what it has
-seen end counts no more. Among those nearly as good as the best one is drawn, so that several masters with the same view
-do not all take the same one. A mixed worker takes a request when its wait is no longer than that of the best pair. A
-decode worker computes a prompt itself when little of it is missing there and that little is computed sooner than the
-prompt would come from the prefill worker.
+fastest. In both what was sent since they reported counts from then on, and on decode workers what has ended since
+counts no more, by what this master knows of both. Among those nearly as good as the best one is drawn, so that several
+masters with the same view do not all take the same one. A mixed worker takes a request when its wait is no longer than
+that of the best pair. A decode worker computes a prompt itself when little of it is missing there and that little is
+computed sooner than the prompt would come from the prefill worker.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -59,9 +59,10 @@ class WorkerView(msgspec.Struct, frozen=True):
     """Decode workers that this prefill worker has reached -> 10^9 bytes a second that a test page crossed at."""
     pending_requests: int
     pending_tokens: int
-    """This master's own dispatches that `load` does not contain yet."""
+    """Dispatches that `load` does not contain yet: this master's requests, and the tokens of all masters' by what this
+    one's are (`pending_load`)."""
     freed_tokens: int = 0
-    """Of its own attempts that have ended since and that `load` still contains."""
+    """Of what has ended since and `load` still contains, likewise."""
     draining: bool = False
     """It said so; for people, since `takes_work` is false then."""
 

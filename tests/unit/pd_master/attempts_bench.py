@@ -100,6 +100,10 @@ class Bench:
         """A heartbeat."""
         draining = drain_left_s is not None
         beat = Heartbeat(Load(), 0.0, True, draining, [], list(held), drain_left_s or 0.0)
+        self.heard_beat(worker, beat)
+
+    def heard_beat(self, worker: WorkerRef, beat: Heartbeat) -> None:
+        """A heartbeat as it is."""
         self.said += self.core.from_worker(worker, beat, 1.0)
 
     def decoding(self, key: AttemptKey = K1, pair: tuple[WorkerRef, WorkerRef] = (P0, D0)) -> None:

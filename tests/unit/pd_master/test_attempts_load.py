@@ -5,6 +5,8 @@ import pytest
 from services.common.errors import DeadlineError, NoWorkerError, OverloadedError, WorkerFailedError
 from services.common.messages import (
     Abort,
+    Heartbeat,
+    Load,
     Placed,
     PlacementRefused,
     Prefilling,
@@ -46,6 +48,17 @@ def test_what_ends_is_taken_off_its_decode_worker_with_prompt_and_output_until_t
     assert bench.pending.of(D0).num_freed == len(bench.request.prompt_ids) + 3
     bench.beat(D0)
     assert bench.pending.num_workers == 0
+
+
+def test_each_heartbeat_tells_how_much_of_all_work_is_this_masters() -> None:
+    bench = Bench()
+    bench.decoding()
+    bench.heard_beat(D0, Heartbeat(Load(queued_requests=1, running_requests=4), 0.0, True, False, [], [K1], 0.0))
+    assert bench.pending.times == 5.0
+    several = Bench(num_choices=4)
+    several.decoding()
+    several.heard_beat(D0, Heartbeat(Load(running_requests=4), 0.0, True, False, [], [K1], 0.0))
+    assert several.pending.times == 1.0
 
 
 def test_no_worker_is_said_at_once_and_nothing_is_kept() -> None:

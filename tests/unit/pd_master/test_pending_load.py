@@ -1,5 +1,7 @@
 """Own dispatches count until the worker's report contains them."""
 
+import pytest
+
 from services.common.ipc import AttemptKey
 from services.common.messages import WorkerRef
 from services.pd_master.pending_load import PendingLoad
@@ -50,3 +52,28 @@ def test_a_lost_worker_leaves_nothing_behind() -> None:
     pending.lost(WORKER)
     pending.ended(WORKER, OTHER, 10)
     assert (pending.num_workers, pending.of(WORKER)) == (0, (0, 0, 0))
+
+
+def test_what_other_masters_send_and_see_end_is_taken_to_be_as_this_ones_by_their_shares_of_the_requests() -> None:
+    pending, other = PendingLoad(), WorkerRef("v", "1")
+    pending.heartbeat(WORKER, num_own=2, num_all=4)
+    pending.heartbeat(other, num_own=1, num_all=8)
+    pending.sent(WORKER, KEY, 100)
+    assert (pending.times, pending.of(WORKER)) == (4.0, (1, 400, 0))
+    pending.ended(WORKER, OTHER, 10)
+    assert pending.of(WORKER) == (1, 400, 40)
+    pending.heartbeat(WORKER, num_own=3, num_all=4)
+    assert pending.times == 3.0
+    pending.lost(other)
+    assert pending.times == pytest.approx(4 / 3)
+
+
+def test_a_master_with_few_requests_or_none_does_not_make_much_of_them() -> None:
+    pending = PendingLoad()
+    pending.sent(WORKER, KEY, 100)
+    pending.heartbeat(WORKER, num_own=0, num_all=500)
+    assert pending.of(WORKER) == (1, 100, 0)
+    pending.heartbeat(WORKER, num_own=1, num_all=500)
+    assert pending.of(WORKER).num_tokens == 3200
+    pending.heartbeat(WORKER, num_own=5, num_all=4)
+    assert pending.times == 1.0, "a worker holds what has ended until its master has heard of it"

@@ -36,7 +36,7 @@ def tiny_model(folder: Path) -> Path:
 async def test_answers_under_chaos_are_those_of_a_quiet_cluster(tmp_path: Path) -> None:
     model = Path(MODEL) if MODEL else tiny_model(tmp_path)
     chance = random.Random(SEED)
-    plan = random_plan(chance)
+    plan = random_plan(chance, is_tiny=not MODEL)
     sys.stderr.write(f"SEED={SEED}: {plan}, logs in {tmp_path}\n")
     async with Town(model, tmp_path, plan) as town:
         clients = {one.name: Clients(one.http_port, town.grpc_ports[one.name]) for one in town.masters}

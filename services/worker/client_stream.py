@@ -5,6 +5,7 @@ way, and is found by the garbage collector, which complains in the log.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias, TypeVar
@@ -13,6 +14,9 @@ import grpc.aio
 
 from services.common.errors import SluiceError
 from services.worker.outbox import Outbox
+from services.worker.session_errors import UnwritableError
+
+log = logging.getLogger(__name__)
 
 Out = TypeVar("Out")
 ToProtos: TypeAlias = Callable[[list[Out]], Iterable[object]]
@@ -22,7 +26,7 @@ ToProtos: TypeAlias = Callable[[list[Out]], Iterable[object]]
 @asynccontextmanager
 async def written(call: Any, outbox: Outbox[Out], to_protos: ToProtos[Out]) -> AsyncGenerator[None]:  # noqa: ANN401 - the stubs' types are not those of calls
     """Within the context the outbox is written; behind it the call is over. Raises what ended the writing for a reason
-    of our own, such as SessionOverflowError."""
+    of our own: SessionOverflowError, or UnwritableError, which is logged, since only a fault of the program can be it."""
     writer = asyncio.create_task(_write(call, outbox, to_protos))
     writer.add_done_callback(lambda task: call.cancel() if _problem(task) else None)
     try:
@@ -46,6 +50,9 @@ async def _write(call: Any, outbox: Outbox[Out], to_protos: ToProtos[Out]) -> No
                     await call.write(proto)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # the call is over: the reader hears why
+            except Exception as error:
+                log.exception("what is said on a session cannot be written")
+                raise UnwritableError(f"the session cannot be written: {error}") from error
         await call.done_writing()
 
 

@@ -34,3 +34,9 @@ class SessionOverflowError(SluiceError):
     code = "session_overflow"
     http_status = 503
     grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class UnwritableError(SluiceError):
+    """What is to be said makes no message: a fault of this program, or stubs of another version."""
+
+    code = "unwritable"

@@ -13,14 +13,15 @@ import pytest_asyncio
 from services.common import rpc
 from services.common.messages import Reconcile
 from services.common.wire import master_message_to_proto
-from services.worker.client_stream import written
+from services.worker.client_stream import ToProtos, written
 from services.worker.outbox import MAX_WAITING, Outbox
-from services.worker.session_errors import SessionOverflowError
+from services.worker.session_errors import SessionOverflowError, UnwritableError
 from sluice.v1 import worker_pb2_grpc
 from tests.integration.cluster import free_ports
 
 SERVICE = "sluice.v1.WorkerService"
 MESSAGE = Reconcile([])
+TO_PROTOS: ToProtos[Any] = partial(map, master_message_to_proto)
 
 
 @pytest_asyncio.fixture
@@ -52,12 +53,12 @@ def writers() -> list[str]:
     return [str(task) for task in asyncio.all_tasks() if "_write" in str(task) or "request_iterator" in str(task)]
 
 
-async def read_first(address: str, outbox: Outbox[Any]) -> None:
+async def read_first(address: str, outbox: Outbox[Any], to_protos: ToProtos[Any] = TO_PROTOS) -> None:
     """A session that waits for its first message."""
     async with rpc.channel(address) as channel:
         stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
         call = stub.Session()
-        async with written(call, outbox, partial(map, master_message_to_proto)):
+        async with written(call, outbox, to_protos):
             await anext(aiter(call))
 
 
@@ -78,6 +79,19 @@ async def test_what_ends_the_writing_is_what_the_reader_hears(silent: str) -> No
     outbox.say(*[MESSAGE] * (MAX_WAITING + 1))
     with pytest.raises(SessionOverflowError):
         await read_first(silent, outbox)
+
+
+async def test_a_message_that_cannot_be_written_ends_the_session_and_is_logged(
+    leaving: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_messages: list[Any]) -> list[object]:
+        raise ValueError("no such field")
+
+    outbox: Outbox[Any] = Outbox("somebody")
+    outbox.say(MESSAGE)
+    with pytest.raises(UnwritableError, match="no such field"):
+        await read_first(leaving, outbox, broken)
+    assert "cannot be written" in caplog.text
 
 
 async def test_a_session_can_be_cancelled(silent: str) -> None:

@@ -26,7 +26,7 @@ ToProtos: TypeAlias = Callable[[list[Out]], Iterable[object]]
 @asynccontextmanager
 async def written(call: Any, outbox: Outbox[Out], to_protos: ToProtos[Out]) -> AsyncGenerator[None]:  # noqa: ANN401 - the stubs' types are not those of calls
     """Within the context the outbox is written; behind it the call is over. Raises what ended the writing for a reason
-    of our own: SessionOverflowError, or UnwritableError, which is logged, since only a fault of the program can be it."""
+    of our own: SessionOverflowError, or UnwritableError, which is logged as the program's own fault."""
     writer = asyncio.create_task(_write(call, outbox, to_protos))
     writer.add_done_callback(lambda task: call.cancel() if _problem(task) else None)
     try:

@@ -62,5 +62,6 @@ def begin_cpu_masks(matchers: list[Matcher | None], vocab_size: int) -> Future[C
     found = {row: matcher for row, matcher in enumerate(matchers) if matcher is not None}
     if not found:
         return None
-    masks = Masks(found, len(matchers), vocab_size, torch.device("cpu"))
-    return masks.then(lambda bits: cpu_masks(bits, list(found), vocab_size))
+    words = torch.full((len(matchers), (vocab_size + 31) // 32), -1, dtype=torch.int32)
+    masks = Masks(found, words.numpy())
+    return masks.then(lambda _: cpu_masks(words, list(found), vocab_size))

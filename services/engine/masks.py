@@ -1,10 +1,10 @@
 """What the grammars of a step's rows allow, as bits made in a thread while the forward pass computes.
 
-    plan the step ─ Masks: wait for the ids drawn last, fill a bit a token ──────┐
-    launch the forward pass ── ... ── logits ── wait for the bits, rule tokens out ── draw
+    launch the forward pass ── ... ── logits ── hold for the bits, rule tokens out ── draw
+    Masks: wait for the ids drawn last, show them to the grammars, fill a bit a token ──┘
 
-Filling releases the interpreter's lock. On a GPU the bits are copied to the device behind the logits, so that no step
-waits for a round trip to the host.
+Each of the three lets go of the interpreter's lock once for all rows: taking it back from the engine's loop can last a
+tenth of a millisecond.
 """
 
 import functools
@@ -14,16 +14,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from services.engine.matcher import Matcher
+from services.engine.arrays import Ints
+from services.engine.matcher import Drawn, Matcher
 
 if TYPE_CHECKING:
-    from xgrammar import BatchGrammarMatcher, GrammarMatcher
+    from xgrammar import BatchGrammarMatcher
 
 _T = TypeVar("_T")
-_FILLERS = max(1, min(8, (os.cpu_count() or 1) // 4))
+FILLERS = max(1, min(8, (os.cpu_count() or 1) // 4))
 """Threads that fill rows side by side where the forward pass runs on a device of its own; on a CPU they would take the
 cores that it computes on."""
 
@@ -31,46 +30,58 @@ _threads = ThreadPoolExecutor(1, "masks")
 
 
 class Masks:
-    """Of some rows of logits, in an order; used by one step."""
+    """Of some rows; used by one step."""
 
-    def __init__(self, matchers: dict[int, Matcher], num_rows: int, vocab_size: int, device: torch.device) -> None:
-        """Begin to fill. matchers: by row; at least one."""
-        self._matchers = matchers
-        self._on_device = device.type == "cuda"
-        shape = (num_rows, (vocab_size + 31) // 32)
-        self._words = torch.full(shape, -1, dtype=torch.int32, pin_memory=self._on_device)
-        self._work: Future[None] = _threads.submit(self._fill)
+    def __init__(
+        self, matchers: dict[int, Matcher], words: Ints, num_threads: int = 1, done: Callable[[], object] | None = None
+    ) -> None:
+        """Begin to write the bits of each row that has a matcher into `words` [num_rows, words], int32: bit i of word w
+        is whether token 32 w + i may come. `done` is called when no more is written, also where that has failed."""
+        self._matchers, self._words, self._num_threads, self._done = matchers, words, num_threads, done
+        shown = [(each, *each.pending) for each in matchers.values() if each.pending is not None]
+        for matcher, _, _ in shown:
+            matcher.pending = None
+        self._work = _threads.submit(self._make, shown)
 
-    def words(self) -> Tensor:
-        """[num_rows, words] int32, on the host: bit i of word w is whether token 32 w + i may come. Waits for the bits,
-        not for the logits."""
+    def words(self) -> Ints:
+        """Wait for the bits; raises what has gone wrong with them."""
         self._work.result()
         return self._words
 
-    def then(self, work: Callable[[Tensor], _T]) -> Future[_T]:
+    def then(self, work: Callable[[Ints], _T]) -> Future[_T]:
         """Go on with the bits in the thread that made them."""
         return _threads.submit(lambda: work(self.words()))
 
-    @torch.inference_mode()  # of its own in each thread; the bits are made under the engine's
-    def _fill(self) -> None:
-        guides = {}
-        for row, matcher in self._matchers.items():
-            matcher.catch_up()
-            guide = matcher.guide
-            if guide is not None:
-                guides[row] = guide
-            elif matcher.is_lost:
-                matcher.allow_end(self._words[row])
-        if guides:
-            fillers = _batch(_FILLERS if self._on_device else 1)
-            fillers.batch_fill_next_token_bitmask(list(guides.values()), self._words, list(guides))
-            self._end_dead_ends(guides)
+    def _make(self, shown: list[tuple[Matcher, Drawn, int]]) -> None:
+        try:
+            self._show([(matcher, ids.read()[at]) for matcher, ids, at in shown if matcher.goes_on])
+            self._fill([row for row, matcher in self._matchers.items() if matcher.goes_on])
+            words = self._words.view(np.uint32)
+            for row, matcher in self._matchers.items():
+                if not matcher.goes_on:
+                    matcher.say_end(words[row])
+        finally:
+            if self._done is not None:
+                self._done()
 
-    def _end_dead_ends(self, guides: "dict[int, GrammarMatcher]") -> None:
-        """Where no token may come, of which the argmax would be any, the end may."""
-        for row in np.flatnonzero(~self._words.numpy().any(axis=1)).tolist():
-            if row in guides:
-                self._matchers[row].dead_end(self._words[row])
+    def _show(self, drawn: list[tuple[Matcher, int]]) -> None:
+        if not drawn:
+            return
+        batch = _batch(self._num_threads)
+        accepted = batch.batch_accept_token([each.grammar for each, _ in drawn], [token_id for _, token_id in drawn])
+        for (matcher, token_id), is_accepted in zip(drawn, accepted, strict=True):
+            matcher.took(token_id, accepted=is_accepted)
+
+    def _fill(self, rows: list[int]) -> None:
+        if not rows:
+            return
+        guides = [self._matchers[row].grammar for row in rows]
+        _batch(self._num_threads).batch_fill_next_token_bitmask(guides, self._words, rows)
+        # Where no token may come, of which the argmax would be any, the end may.
+        allows_none = self._words.view(np.uint32).max(axis=1) == 0
+        for row in np.flatnonzero(allows_none).tolist() if allows_none.any() else ():
+            if row in self._matchers and self._matchers[row].goes_on:
+                self._matchers[row].dead_end()
 
 
 @functools.cache

@@ -73,16 +73,13 @@ class SequenceRules:
         if self._masks_stops(position):
             logits[self._stop_ids] = -torch.inf
 
-    def drawn(self, ids: Tensor, at: int, host: Drawn | None) -> None:
-        """Count the token that was drawn into `ids[at]`. host: the ids on their way there, for a matcher."""
+    def drawn(self, ids: Tensor, at: int) -> None:
+        """Count the token that was drawn into `ids[at]`. Of a matcher, its `pending` has to be set beside."""
         if self._penalties is not None or self._bad is not None:
             token_id = ids[at : at + 1].long()
             for part in (self._penalties, self._bad):
                 if part is not None:
                     part.drawn(token_id)
-        if self.matcher is not None:
-            assert host is not None, "a matcher needs the ids on the host"
-            self.matcher.drawn(host, at)
 
     def _masks_stops(self, position: int) -> bool:
         """Where there is a grammar, it alone says when the end may come."""
@@ -102,10 +99,12 @@ def rules_of(sequence: Sequence, vocab_size: int, device: torch.device) -> Seque
 
 
 def note_drawn(rules: list[tuple[SequenceRules, int]], ids: Tensor) -> None:
-    """Tell each of `rules` that its token was drawn into its place in `ids`, [n] on the device."""
-    host = Drawn(ids) if any(each.matcher is not None for each, _ in rules) else None
+    """Tell each of `rules` that its token was drawn into its place in `ids`, [n] on the CPU."""
+    host = Drawn(ids.numpy())
     for each, at in rules:
-        each.drawn(ids, at, host)
+        each.drawn(ids, at)
+        if each.matcher is not None:
+            each.matcher.pending = host, at
 
 
 @cache

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from triton.runtime import interpreter
 
+from services.engine import load
+from services.engine.backends.cuda import chunks, prefill_graphs, recipe
+from services.engine.backends.cuda.runner import CudaRunner
+from tests.engine.driver import Driver
+
+HAS_CARD = torch.cuda.is_available()
+Engines = Callable[..., Driver]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 _patch_lang_tensor = interpreter._patch_lang_tensor
@@ -24,7 +33,7 @@ interpreter._patch_lang_tensor = _patch_with_item
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if HAS_CARD else "cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +45,21 @@ def _seeded() -> None:
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     chosen: torch.dtype = request.param
     return chosen
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engines:
+    """Make an engine on the cuda backend, with rows for few requests: every row count has its graph."""
+
+    def make(folder: Path, **changes: Any) -> Driver:
+        if not HAS_CARD:
+            monkeypatch.setattr(load, "make_runner", CudaRunner)
+            # Each interpreted program costs time, also one that finds nothing to do: launch few more than are needed.
+            monkeypatch.setattr(recipe, "PROGRAMS", 8)
+            monkeypatch.setattr(prefill_graphs, "NUM_TOKENS", (8, 24))
+            for module in (chunks, prefill_graphs):
+                monkeypatch.setattr(module, "MAX_CHUNKS", 3)
+        backend = "cuda" if HAS_CARD else "cpu"
+        return Driver(folder, backend=backend, **{"max_running_requests": 6, "max_context_tokens": 160} | changes)
+
+    return make

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,29 +14,23 @@ from kernels import indexed, masks, pages, sampling
 from services.common import ipc
 from services.common.prompt_logprobs import PromptScores
 from services.common.request import (
-    FinishReason,
-    GrammarKind,
-    GrammarSpec,
     LengthPenalty,
     PromptPenalty,
     SamplingParams,
 )
-from services.common.text import Vocabulary
-from services.engine import host_rule, host_setup, load
-from services.engine.backends.cuda import chunks, prefill_graphs, recipe, runner, sampler
+from services.engine import host_rule, host_setup
 from services.engine.backends.cuda.clock import Mark
 from services.engine.backends.cuda.decode_graphs import ladder
 from services.engine.backends.cuda.runner import CudaRunner
 from services.engine.config import ConfigError
 from tests.engine.driver import Driver
-from tests.engine.tiny import EOS, FAMILIES, make_model, make_worded_model, prompt_of, reference_greedy
+from tests.engine.tiny import EOS, FAMILIES, make_model, prompt_of, reference_greedy
+from tests.kernels.conftest import HAS_CARD, Engines
 
-HAS_CARD = torch.cuda.is_available()
 TOKENS, LAYERS = (5, 3) if HAS_CARD else (3, 2)  # interpreted steps take seconds
 SHOWN = (*FAMILIES, "gemma3", "gpt-neox", "olmo2") if HAS_CARD else ("llama-biased", "qwen3-moe", "gemma3")
 BRIEFLY = () if HAS_CARD else ("llama3-rope", "qwen2")
 """Differ from those by a rotation and a bias: a short run under the interpreter shows it."""
-Engines = Callable[..., Driver]
 
 
 @pytest.fixture(scope="session")
@@ -51,24 +44,6 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         return made[family]
 
     return get
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engines:
-    """Make an engine on the cuda backend, with rows for few requests: every row count has its graph."""
-
-    def make(folder: Path, **changes: Any) -> Driver:
-        if not HAS_CARD:
-            monkeypatch.setattr(load, "make_runner", CudaRunner)
-            # Each interpreted program costs time, also one that finds nothing to do: launch few more than are needed.
-            monkeypatch.setattr(recipe, "PROGRAMS", 8)
-            monkeypatch.setattr(prefill_graphs, "NUM_TOKENS", (8, 24))
-            for module in (chunks, prefill_graphs):
-                monkeypatch.setattr(module, "MAX_CHUNKS", 3)
-        backend = "cuda" if HAS_CARD else "cpu"
-        return Driver(folder, backend=backend, **{"max_running_requests": 6, "max_context_tokens": 160} | changes)
-
-    return make
 
 
 @pytest.mark.parametrize("family", SHOWN)
@@ -153,28 +128,6 @@ def test_choices_of_one_prompt_and_minimum_lengths(engine: Engines, folder_of: C
         runs.append({key: driver.tokens[key] for key in sorted(driver.tokens)})
         driver.check()
     assert runs[0] == runs[1]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not HAS_CARD, reason="needs a CUDA device: interpreted, a grammar's steps take minutes")
-def test_grammars_bind_as_on_the_cpu_and_leave_rows_beside_alone(engine: Engines, tmp_path: Path) -> None:
-    folder = make_worded_model(tmp_path)
-    bound = [
-        SamplingParams(seed=1, grammar=GrammarSpec(GrammarKind.REGEX, r"[ab]{3}-[0-9]{2}!")),
-        SamplingParams(temperature=0.0, grammar=GrammarSpec(GrammarKind.EBNF, 'root ::= "left" | "right"')),
-        SamplingParams(seed=2, grammar=GrammarSpec(GrammarKind.REGEX, "[xyz]{12}")),
-    ]
-    free = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_p=0.8, seed=5)]
-    runs = []
-    for driver in (Driver(folder, backend="cpu"), engine(folder)):
-        eos = driver.engine.ready().eos_token_ids
-        driver.turn(*(driver.admit((5, 6, 7, 8), 20, sampling=each, stop_token_ids=eos) for each in bound + free))
-        while driver.engine.has_work:  # with the patience that compiling a grammar takes
-            driver.turn()
-        runs.append(dict(driver.tokens))
-        driver.check()
-    assert runs[0] == runs[1]
-    assert all(driver.finishes[job, 0] is FinishReason.STOP for job in range(1, 1 + len(bound)))
 
 
 def test_bfloat16_runs_through_the_small_batch_products(engine: Engines, folder_of: Callable[[str], Path]) -> None:
@@ -311,36 +264,6 @@ def test_prompt_logprobs_equal_the_cpu_backends(engine: Engines, folder_of: Call
         assert [token for token, _ in found.top] == [token for token, _ in expected.top]
         values = [found.logprob, *(value for _, value in found.top)]
         assert values == pytest.approx([expected.logprob, *(value for _, value in expected.top)], abs=1e-4)
-
-
-def test_rows_under_a_grammar_keep_to_it_and_others_are_not_touched(
-    engine: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And each is drawn when all its tokens before have been told: results are read while masks are filled."""
-    folder = make_worded_model(tmp_path)
-    driver = engine(folder, max_running_requests=2)
-    told: list[int] = []
-
-    def draws(given: sampler.Draws, *rest: Any) -> object:
-        if given.guided:
-            told.append(len(driver.tokens.get((bound.job_id, 0), ())))
-        return sampler.launch_draws(given, *rest)
-
-    monkeypatch.setattr(runner, "launch_draws", draws)
-    grammar = GrammarSpec(GrammarKind.REGEX, "[xyz]{9}")
-    bound = driver.admit((5, 6, 7), TOKENS, sampling=SamplingParams(seed=1, grammar=grammar))
-    free = driver.admit((8, 9), TOKENS)
-    driver.turn(free, bound)
-    while driver.engine.has_work:
-        driver.turn()
-    pieces = Vocabulary.load(folder).visible_pieces
-    assert pieces is not None
-    text = b"".join(pieces[token] for token in driver.tokens[bound.job_id, 0]).decode()
-    assert len(driver.tokens[bound.job_id, 0]) == TOKENS
-    assert told == list(range(TOKENS))
-    assert set(text) <= set("xyz")
-    assert driver.tokens[free.job_id, 0] == reference_greedy(folder, (8, 9), TOKENS)
-    driver.check()
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from services.engine.backends.cuda.row_masks import MaskBlocks
 from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
 from services.engine.backends.cuda.warm_up import warm_pages, warm_sampling, warm_table
@@ -18,7 +19,7 @@ def test_it_changes_nothing_that_is_read(device: torch.device) -> None:
     pool = torch.randn(2, 6, 4, 8, device=device)
     before, entries = pool.clone(), table.table.clone()
     warm_table(table, staging)
-    warm_sampling(VOCAB, torch.bfloat16, staging, device)
+    warm_sampling(VOCAB, torch.bfloat16, staging, MaskBlocks(2, VOCAB, device), device)
     warm_pages(pool, padding_slot=5)
     assert torch.equal(pool, before)
     assert torch.equal(table.table, entries)

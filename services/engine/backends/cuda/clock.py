@@ -17,7 +17,7 @@ _Pool = Any  # torch's own handle of a graph memory pool, or None
 
 
 @cache
-def _compute_stream(device: torch.device) -> torch.cuda.Stream:
+def compute_stream(device: torch.device) -> torch.cuda.Stream:
     """Everything but `SideStream` is launched on one stream; asking for it takes as long as recording an event."""
     return torch.cuda.current_stream(device)
 
@@ -29,12 +29,12 @@ class Mark:
         self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._event = torch.cuda.Event()
-            self._event.record(stream or _compute_stream(device))
+            self._event.record(stream or compute_stream(device))
 
     def set_again(self, device: torch.device) -> None:
         """Make it what is launched on the compute stream by now; an event of its own would cost more."""
         if self._event is not None:
-            self._event.record(_compute_stream(device))
+            self._event.record(compute_stream(device))
 
     def done(self) -> bool:
         """Whether the device has passed it."""

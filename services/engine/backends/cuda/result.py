@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from services.common.request import TokenLogprob
 from services.engine.backends.cuda.clock import Mark, pinned
+from services.engine.backends.cuda.row_masks import RowMasks
 from services.engine.backends.cuda.sampler import Logprobs
+from services.engine.matcher import Drawn
 from services.engine.prompt_scoring import ChunkScores
+
+_BLOCKS = 4
+"""More than steps are in flight, so that ids have been read before their block's turn comes again."""
 
 
 @dataclass(slots=True)
@@ -23,31 +27,34 @@ class Waiting:
 
 
 class HostIds:
-    """Pinned blocks that sampled ids come to the host in, each taken for one step; owned by the backend."""
+    """Pinned blocks that the ids of decode rows come to the host in, by turns; owned by the backend."""
 
     def __init__(self, num_ids: int, device: torch.device) -> None:
-        self._num_ids, self._device = num_ids, device
-        self._free: list[Tensor] = []
+        self._device = device
+        self._blocks = [pinned(num_ids, device) for _ in range(_BLOCKS)]
+        self._drawn: list[Drawn | None] = [None] * _BLOCKS
+        self._turn = 0
 
-    def fetch(self, ids: Tensor) -> Tensor:
-        """Launch the copy of int32 `ids` to a block, which is the caller's until `give_back`."""
-        block = self._free.pop() if self._free else pinned(self._num_ids, self._device)
-        block[: len(ids)].copy_(ids, non_blocking=True)
-        return block
-
-    def give_back(self, block: Tensor) -> None:
-        """A block has been read."""
-        self._free.append(block)
+    def fetch(self, ids: Tensor) -> tuple[Drawn, Mark]:
+        """Launch the copy of int32 `ids` to the host; returns what reads them there, and the mark behind the copy."""
+        turn = self._turn = (self._turn + 1) % _BLOCKS
+        last, block = self._drawn[turn], self._blocks[turn][: len(ids)]
+        if last is not None:
+            last.read()  # who has not until now, will find them known
+        block.copy_(ids, non_blocking=True)
+        mark = Mark(self._device)
+        drawn = self._drawn[turn] = Drawn(block.numpy(), mark.wait)
+        return drawn, mark
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """What a step sends to the host; there once `written` is passed."""
 
-    decoded: Tensor | None
-    """A block of `HostIds` with the decode rows' ids; given back once it is read."""
-    first: Tensor | None
-    """Ids of the samples that end prompts."""
+    drawn: list[Drawn]
+    """Ids of the decode rows, then of the samples that end prompts."""
+    masks: list[RowMasks]
+    """That they were drawn under."""
     logprobs: list[Logprobs]
     scores: list[ChunkScores]
     written: Mark
@@ -58,41 +65,35 @@ class Outputs:
 class DeviceResult:
     """Read one step late: by then the copies have usually been made. See StepResult."""
 
-    num_decoded: int
-    outputs: Callable[[], Outputs]
-    """Launches what is left to launch of the step the first time it is called."""
-    host_ids: HostIds
+    outputs: Outputs
     waiting: Waiting
-    _ids: list[int] = field(default_factory=list)
-    _read: bool = False
+    _ids: list[int] | None = None
 
     @property
     def written(self) -> Mark:
         """See StepResult."""
-        return self.outputs().written
+        return self.outputs.written
 
     def token_ids(self) -> list[int]:
-        """Sampled ids in the order of the batch's samples; waits for the step."""
-        if not self._read:
-            outputs = self.outputs()
+        """Sampled ids in the order of the batch's samples; waits for the step. Raises what went wrong with its
+        masks."""
+        if self._ids is None:
+            outputs = self.outputs
             began = time.perf_counter()
             outputs.written.wait()
             self.waiting.seconds += time.perf_counter() - began
-            if outputs.decoded is not None:
-                self._ids = outputs.decoded[: self.num_decoded].tolist()
-                self.host_ids.give_back(outputs.decoded)
-            if outputs.first is not None:
-                self._ids += outputs.first.tolist()
-            self._read = True
+            for each in outputs.masks:
+                each.masks.words()
+            self._ids = [token_id for drawn in outputs.drawn for token_id in drawn.read()]
         return self._ids
 
     def prompt_scores(self) -> list[ChunkScores]:
         """Of the batch's scored prompt tokens; what `token_ids` waits for."""
-        return self.outputs().scores
+        return self.outputs.scores
 
     def logprobs(self) -> dict[int, TokenLogprob]:
         """Log-probabilities by sample, of those that asked for them."""
-        asked = self.outputs().logprobs
+        asked = self.outputs.logprobs
         if not asked:
             return {}
         ids = self.token_ids()

@@ -10,9 +10,11 @@ from enum import IntEnum
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from services.engine.arrays import Ints
-from services.engine.backends.cuda.sampler import FIELDS, Draw, Draws, fields_of, pack_rows, packed_draws
+from services.engine.backends.cuda.row_masks import Guided, MaskBlocks
+from services.engine.backends.cuda.sampler import FIELDS, Draw, Draws, fields_of, guided_by, pack_rows, packed_draws
 from services.engine.backends.cuda.staging import Staging
 from services.engine.batch import Batch
 from services.engine.jobs import Sequence
@@ -33,11 +35,13 @@ class _Kind(IntEnum):
 class RowDraws:
     """Owned by the runner; remembers the last sequence of each request row."""
 
-    def __init__(self, num_rows: int, vocab: int, device: torch.device) -> None:
-        self._vocab, self._device = vocab, device
+    def __init__(self, num_rows: int, vocab: int, masks: MaskBlocks, device: torch.device) -> None:
+        self._vocab, self._device, self._masks = vocab, device, masks
         self._seen: list[Sequence | None] = [None] * num_rows
         self._last: list[Sequence] = []
         """Of the batch before: while the same sequences decode there is nothing to learn."""
+        self._guided: Guided | None = None
+        """The rows under grammars, drawn directly: of the batch before, until it changes."""
         self._kinds = np.zeros(num_rows, np.int8)
         self._fields: Ints = np.zeros((FIELDS, num_rows), np.int32)
         self._keys = np.zeros(num_rows, np.uint64)
@@ -49,7 +53,7 @@ class RowDraws:
             for row, sequence in zip(rows.tolist(), batch.sequences, strict=True):
                 if self._seen[row] is not sequence:
                     self._learn(row, sequence)
-            self._last = batch.sequences
+            self._last, self._guided = batch.sequences, None
         kinds = self._kinds[rows]
         if not kinds.any():
             return None
@@ -60,13 +64,20 @@ class RowDraws:
                 edits.append(draw)
             else:
                 kinds[i] = _kind(draw.rules)
-        guided = [self._draw(batch, i) for i in np.flatnonzero(kinds == _Kind.GUIDED).tolist()]
+        guided = self._guided_rows(batch, np.flatnonzero(kinds == _Kind.GUIDED))
         direct = np.flatnonzero((kinds == _Kind.DIRECT) | (kinds == _Kind.GUIDED)).astype(np.int32)
         drawn = None
         if len(direct):
             keys = noise_keys(self._keys[rows[direct]], batch.output_positions[direct].astype(np.uint64))
             drawn = pack_rows(self._fields[:, rows[direct]], keys, direct, direct, staging)
-        return packed_draws(drawn, guided, edits, 0, staging, self._vocab, self._device)
+        return packed_draws(drawn, guided, edits, 0, staging, self._masks)
+
+    def _guided_rows(self, batch: Batch, rows: NDArray[np.intp]) -> Guided | None:
+        if not len(rows):
+            return None
+        if self._guided is None or not np.array_equal(self._guided.rows, rows):  # some may have been edited before
+            self._guided = guided_by([self._draw(batch, i) for i in rows.tolist()])
+        return self._guided
 
     def _draw(self, batch: Batch, i: int) -> Draw:
         rules = rules_of(batch.sequences[i], self._vocab, self._device)

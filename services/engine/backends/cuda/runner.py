@@ -7,16 +7,15 @@ Sampled ids stay on the device as the rows' next inputs; their copy to the host 
 gathers into transfer pages is launched on one stream, so slots and rows may be used again as soon as the host has given
 them back; a gather runs beside the next step, and `end_gathers` is for slots that are given back under it.
 
-Where decode rows have grammars, their draws have to wait for the host to fill masks. They are left for the next launch:
-the host reads the results of the step before meanwhile.
+Where rows have grammars, their draws wait for masks that the host makes of the ids before (`row_masks`). It is the
+device that waits: they are launched with all else.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -39,12 +38,14 @@ from services.engine.backends.cuda.rank_sums import open_rank_sums
 from services.engine.backends.cuda.recipe import recipe_for
 from services.engine.backends.cuda.result import DeviceResult, HostIds, Outputs, Waiting
 from services.engine.backends.cuda.row_draws import RowDraws
+from services.engine.backends.cuda.row_masks import MaskBlocks
 from services.engine.backends.cuda.sampler import Draws, Logprobs, launch_draws, stage_draws
 from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
 from services.engine.backends.cuda.warm_up import warm_pages, warm_sampling, warm_table
 from services.engine.backends.interface import Heads
 from services.engine.batch import Batch
+from services.engine.matcher import Drawn
 from services.engine.models.generic import GenericDecoder
 from services.engine.models.layers import Decoder
 from services.engine.prompt_scoring import ChunkScores, score
@@ -96,11 +97,10 @@ class CudaRunner:
         self._host_ids = HostIds(self._max_rows, self.device)
         self._ranks = ranks
         self._vocab = decoder.vocab_size
-        self._row_draws = RowDraws(self._max_rows, self._vocab, self.device)
+        self._masks = MaskBlocks(self._max_rows, self._vocab, self.device)
+        self._row_draws = RowDraws(self._max_rows, self._vocab, self._masks, self.device)
         self._gathers = SideStream(self.device, is_urgent=True)
         self._last_gather = Mark(self.device)
-        self._draw_last: Callable[[], object] | None = None
-        """Launches what the last step has left to launch."""
         self._prefill: PrefillGraphs | EagerPrefill
         self._graphs: DecodeGraphs | EagerDecode
         if isinstance(decoder, GenericDecoder):
@@ -117,8 +117,8 @@ class CudaRunner:
 
     def launch(self, batch: Batch) -> DeviceResult:
         """See Runner."""
-        if self._draw_last is not None:
-            self._draw_last()
+        if batch.chunks:  # their launches take memory and load code, for which the driver may wait for the device
+            self._masks.settle()
         n, staging = batch.num_decode_rows, self._staging
         self._stage_rows(batch.decode_rows, batch.context_lens)
         chunks = self._prefill.stage(batch) if batch.chunks else None
@@ -130,11 +130,7 @@ class CudaRunner:
             write()
         if n:
             self._graphs.launch(n)
-        # Once, by whoever comes first: this launch, the next one, or the reader of the result.
-        self._draw_last = draw = cache(partial(self._launch_draws, batch, decode_draws, prompts))
-        if prompts is not None or decode_draws is None or not decode_draws.wait_for_grammars:
-            draw()
-        return DeviceResult(n, draw, self._host_ids, self.waiting)
+        return DeviceResult(self._launch_rest(batch, decode_draws, prompts), self.waiting)
 
     def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
         """See Runner."""
@@ -198,7 +194,7 @@ class CudaRunner:
     def _warm_up(self) -> None:
         began = time.monotonic()
         warm_table(self._table, self._staging)
-        warm_sampling(self._vocab, self._graphs.logits.dtype, self._staging, self.device)
+        warm_sampling(self._vocab, self._graphs.logits.dtype, self._staging, self._masks, self.device)
         warm_pages(self.pool, self._table.padding_slot)
         torch.cuda.synchronize(self.device)
         log.info("kernels of sampling and of pages: %.1f s", time.monotonic() - began)
@@ -216,28 +212,35 @@ class CudaRunner:
         return self._staging.put(self._packed)
 
     def _stage_prompts(self, batch: Batch, chunks: PrefillBatch) -> _Prompts:
-        draws = stage_draws(batch.first_samples, batch.num_decode_rows, self._vocab, self._staging, self.device)
+        first, vocab = batch.num_decode_rows, self._vocab
+        draws = stage_draws(batch.first_samples, first, vocab, self._staging, self._masks, self.device)
         # Of the samples that end a prompt; the padding row where nothing is decoded here.
         rows = [self._table.padding_row if (row := s.sequence.row) is None else row for s in batch.first_samples]
         return _Prompts(chunks, draws, self._staging.put(np.array(rows, np.int32)) if rows else None)
 
-    def _launch_draws(self, batch: Batch, draws: Draws | None, prompts: _Prompts | None) -> Outputs:
-        """All of a step behind its decode graph."""
-        decoded = first = None
+    def _launch_rest(self, batch: Batch, draws: Draws | None, prompts: _Prompts | None) -> Outputs:
+        """All of a step behind its decode graph. Prompts come first: nothing is launched behind a hold for masks that
+        takes memory or loads code."""
+        n, written = batch.num_decode_rows, None
         asked: list[Logprobs | None] = []
+        sent: list[Drawn] = []
         scores: list[ChunkScores] = []
-        if n := batch.num_decode_rows:
-            if draws is not None:
-                asked.append(self._draw_rows(n, draws))
-            decoded = self._host_ids.fetch(self._graphs.sampled[:n])
         if prompts is not None:
             logits, states = self._prefill.launch(prompts.chunks)
-            ids, logprobs = self._sample_first(logits, prompts.draws, prompts.rows)
-            first = download(ids)
+            first, logprobs = self._sample_first(logits, prompts.draws, prompts.rows)
+            sent.append(first)
             asked.append(logprobs)
             scores = self._score(batch, states)
+        if n:
+            if draws is not None:
+                asked.append(self._draw_rows(n, draws))
+            decoded, written = self._host_ids.fetch(self._graphs.sampled[:n])
+            sent.insert(0, decoded)
+            if draws is not None:
+                draws.drawn(self._graphs.sampled, decoded)
         told = [each for each in asked if each is not None]
-        return Outputs(decoded, first, told, scores, Mark(self.device))
+        masks = [each for part in (draws, prompts and prompts.draws) if part is not None for each in part.masks]
+        return Outputs(sent, masks, told, scores, written or Mark(self.device))
 
     def _draw_rows(self, n: int, draws: Draws) -> Logprobs | None:
         sampled = self._graphs.sampled
@@ -258,13 +261,17 @@ class CudaRunner:
             score(each, part, logits_of, self._vocab, download) for each, part in zip(batch.scored, parts, strict=True)
         ]
 
-    def _sample_first(self, logits: Tensor, draws: Draws | None, rows: Tensor | None) -> tuple[Tensor, Logprobs | None]:
+    def _sample_first(self, logits: Tensor, draws: Draws | None, rows: Tensor | None) -> tuple[Drawn, Logprobs | None]:
         ids = torch.empty(0 if rows is None else len(rows), dtype=torch.int32, device=self.device)
-        if draws is None or rows is None:
-            return ids, None
-        logprobs = launch_draws(draws, self._whole(logits), ids)
-        scatter_ints(ids, rows, self._table.next_ids)
-        return ids, logprobs
+        logprobs = None
+        if draws is not None and rows is not None:
+            logprobs = launch_draws(draws, self._whole(logits), ids)
+            scatter_ints(ids, rows, self._table.next_ids)
+        host = download(ids).numpy()
+        drawn = Drawn(host, Mark(self.device).wait)
+        if draws is not None:
+            draws.drawn(ids, drawn)
+        return drawn, logprobs
 
     def _whole(self, logits: Tensor) -> Tensor:
         """The logits of the whole vocabulary, where each rank has some."""

@@ -18,11 +18,12 @@ from kernels.sampling import SamplingRows, sample
 from services.common.request import SamplingParams, TokenLogprob
 from services.engine.arrays import Ints
 from services.engine.backends.cuda.clock import download
-from services.engine.backends.cuda.row_masks import RowMasks, stage_masks
+from services.engine.backends.cuda.row_masks import Guided, MaskBlocks, RowMasks
 from services.engine.backends.cuda.staging import Staging
 from services.engine.batch import Sample
+from services.engine.matcher import Drawn
 from services.engine.noise import Keys, noise_keys
-from services.engine.sampling_rules import SequenceRules, note_drawn, rules_of
+from services.engine.sampling_rules import SequenceRules, rules_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +67,29 @@ class Draws:
     edited_rows: Tensor | None
     edits: list[Draw]
     """Of each edited row."""
-    guided: list[Draw]
-    """Drawn directly, under grammars."""
     first: int
     """The batch's sample that output 0 belongs to."""
 
     @property
-    def wait_for_grammars(self) -> bool:
-        """Whether launching them waits for what the host makes of the tokens drawn last."""
-        return self.direct_masks is not None or self.edited_masks is not None
+    def masks(self) -> list[RowMasks]:
+        """Of all rows under grammars."""
+        return [each for each in (self.direct_masks, self.edited_masks) if each is not None]
+
+    def drawn(self, ids: Tensor, host: Drawn) -> None:
+        """The tokens have been drawn into `ids`, which are on their way to the host."""
+        for draw in self.edits:
+            draw.rules.drawn(ids, draw.output)
+        for masks in self.masks:
+            masks.guided.drawn(host)
 
 
 FIELDS = 4
 """Lines of `fields_of`."""
 
 
-def stage_draws(samples: list[Sample], first: int, vocab: int, staging: Staging, device: torch.device) -> Draws | None:
+def stage_draws(
+    samples: list[Sample], first: int, vocab: int, staging: Staging, blocks: MaskBlocks, device: torch.device
+) -> Draws | None:  # fmt: skip
     """Pack what `samples` need; sample i draws output i.
 
     Their logits are a matrix of their own, whose row 0 is row `first` of the batch's.
@@ -102,12 +110,12 @@ def stage_draws(samples: list[Sample], first: int, vocab: int, staging: Staging,
         drawn = pack_rows(
             fields_of([each.rules.params for each in direct]), _keys_of(direct), sources, targets, staging
         )
-    return packed_draws(drawn, [each for each in direct if each.rules.matcher], edits, first, staging, vocab, device)
+    return packed_draws(drawn, guided_by(direct), edits, first, staging, blocks)
 
 
 def packed_draws(
-    direct: SamplingRows | None, guided: list[Draw], edits: list[Draw], first: int, staging: Staging, vocab: int,
-    device: torch.device,
+    direct: SamplingRows | None, guided: Guided | None, edits: list[Draw], first: int, staging: Staging,
+    blocks: MaskBlocks,
 ) -> Draws | None:  # fmt: skip
     """Pack, beside `direct`, the masks of those of them that are `guided` by grammars, and the rows of logits to copy
     and edit. None where there is nothing to draw."""
@@ -119,16 +127,25 @@ def packed_draws(
         copies = np.arange(len(edits), dtype=np.int32)
         edited = pack_rows(fields_of([each.rules.params for each in edits]), _keys_of(edits), copies, outputs, staging)
         rows = staging.put(np.array([each.source for each in edits], np.int32))
+    guided_edits = guided_by([each._replace(source=i) for i, each in enumerate(edits)])
     return Draws(
         direct=direct,
-        direct_masks=stage_masks([(each.source, each.rules.matcher) for each in guided], vocab, staging, device),
+        direct_masks=None if guided is None else blocks.begin(guided, staging),
         edited=edited,
-        edited_masks=stage_masks([(i, each.rules.matcher) for i, each in enumerate(edits)], vocab, staging, device),
+        edited_masks=None if guided_edits is None else blocks.begin(guided_edits, staging),
         edited_rows=rows,
         edits=edits,
-        guided=guided,
         first=first,
     )
+
+
+def guided_by(draws: list[Draw]) -> Guided | None:
+    """Those of the draws that are under grammars; None where none is."""
+    found = [(matcher, each) for each in draws if (matcher := each.rules.matcher) is not None]
+    if not found:
+        return None
+    rows = np.array([each.source for _, each in found], np.int32)
+    return Guided([matcher for matcher, _ in found], rows, [each.output for _, each in found])
 
 
 def fields_of(params: list[SamplingParams]) -> Ints:
@@ -163,7 +180,7 @@ def pack_rows(fields: Ints, keys: Keys, sources: Ints, targets: Ints, staging: S
 
 def launch_draws(draws: Draws, logits: Tensor, out: Tensor) -> Logprobs | None:
     """Sample from `logits [n, vocab]`, which may change, into `out`, int32; return the log-probabilities that were
-    asked for."""
+    asked for. Nothing waits; whoever sends the ids to the host says so to `draws` (`drawn`)."""
     # Copied first: choices of one prompt share a row, though then all of them are edited, or all have the same mask.
     raw = None if draws.edited_rows is None else logits.index_select(0, draws.edited_rows).float()
     if draws.direct is not None:
@@ -172,7 +189,6 @@ def launch_draws(draws: Draws, logits: Tensor, out: Tensor) -> Logprobs | None:
         sample(logits, draws.direct, out)
     if raw is not None:
         _sample_edited(raw, draws, out)
-    note_drawn([(each.rules, each.output) for each in (*draws.guided, *draws.edits)], out)
     return None if raw is None else _logprobs(raw, draws, out)
 
 

@@ -16,11 +16,13 @@ from kernels.pages import gather_page, scatter_page
 from services.common import ipc
 from services.common.request import LengthPenalty, PromptPenalty, SamplingParams
 from services.engine.backends.cuda.clock import download
+from services.engine.backends.cuda.row_masks import MaskBlocks
 from services.engine.backends.cuda.sampler import launch_draws, stage_draws
 from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
 from services.engine.batch import Sample, Scored
 from services.engine.jobs import Job, JobState, Sequence
+from services.engine.matcher import Drawn
 from services.engine.prompt_scoring import score
 
 _PENALIZED = SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1)
@@ -35,18 +37,22 @@ _WAYS = (
 _NUM_TOKENS = 4
 
 
-def warm_sampling(vocab_size: int, dtype: torch.dtype, staging: Staging, device: torch.device) -> None:
+def warm_sampling(
+    vocab_size: int, dtype: torch.dtype, staging: Staging, blocks: MaskBlocks, device: torch.device
+) -> None:  # fmt: skip
     """Draw from logits of zeros `[n, vocab_size]` of `dtype` in all ways, and score a prompt."""
     logits = torch.zeros(len(_WAYS), vocab_size, dtype=dtype, device=device)
     staging.begin()
     # The first has no edits and is drawn from the logits themselves.
     samples = [Sample(_sequence(way, _NUM_TOKENS * (row > 0)), row, position=1) for row, way in enumerate(_WAYS)]
-    draws = stage_draws(samples, 0, vocab_size, staging, device)
+    draws = stage_draws(samples, 0, vocab_size, staging, blocks, device)
     staging.send()
     assert draws is not None
     assert draws.direct is not None
     assert draws.edited is not None
-    launch_draws(draws, logits, torch.empty(len(_WAYS), dtype=torch.int32, device=device))
+    ids = torch.empty(len(_WAYS), dtype=torch.int32, device=device)
+    launch_draws(draws, logits, ids)
+    draws.drawn(ids, Drawn(np.zeros(len(_WAYS), np.int32)))
     for each in (logits, logits.float()):  # a grammar's row is drawn from the logits themselves, or from an edited copy
         words = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
         rule_out(each, torch.zeros(1, dtype=torch.int32, device=device), words)

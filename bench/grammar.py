@@ -1,6 +1,6 @@
 """What a grammar costs a decode step: the engine's whole loop with and without one, in one run.
 
-    python -m bench.grammar [--model FOLDER] [--backend cpu] [--rows 32] [--steps 48] [--rounds 5] [--temperature 1]
+    python -m bench.grammar [--model FOLDER] [--backend cpu] [--rows 32] [--steps 48] [--rounds 5] [--temperature 1 0]
     python -m bench.grammar --random --backend cuda --dtype bfloat16
 
 `--random` takes random weights of the Llama-3.1-8B shape, all 128,256 logits of it, with the model's tokenizer.
@@ -60,12 +60,12 @@ class Rows:
         self._next_job = 0
         self._options = options
 
-    def step_s(self, grammar: GrammarSpec | None) -> float:
+    def step_s(self, grammar: GrammarSpec | None, temperature: float) -> float:
         """Time of a step that decodes all rows, in seconds: the mean."""
         options = self._options
         first = self._next_job + 1
         self._next_job += options.rows
-        sampling = SamplingParams(temperature=options.temperature, seed=first, grammar=grammar)
+        sampling = SamplingParams(temperature=temperature, seed=first, grammar=grammar)
         commands: list[ipc.Command] = [_admit(first + i, sampling, options.steps) for i in range(options.rows)]
         events = self._engine.turn(commands)
         taken: list[float] = []
@@ -103,24 +103,26 @@ def main() -> None:
     options = _parse()
     sys.setswitchinterval(1e-4)  # as the engine process does
     with tempfile.TemporaryDirectory() as folder:
-        _compare(options, _random_model(options.model, Path(folder)) if options.random else options.model)
+        rows = Rows(options, _random_model(options.model, Path(folder)) if options.random else options.model)
+        for temperature in options.temperature:
+            _compare(rows, options, temperature)
 
 
-def _compare(options: argparse.Namespace, model: Path) -> None:
-    rows = Rows(options, model)
+def _compare(rows: Rows, options: argparse.Namespace, temperature: float) -> None:
     grammar = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
     free: list[float] = []
     bound: list[float] = []
     for number in range(-1, options.rounds):  # the first warms both up
         for grammar_or_none, times in ((None, free), (grammar, bound)):
-            taken = rows.step_s(grammar_or_none)
+            taken = rows.step_s(grammar_or_none, temperature)
             if number >= 0:
                 times.append(taken)
     before, after = statistics.median(free), statistics.median(bound)
     added = statistics.median([b / f - 1 for f, b in zip(free, bound, strict=True)])
     print(
-        f"{options.rows} rows, temperature {options.temperature:g}: free {before * 1e3:.2f} ms a step, "
-        f"with a grammar {after * 1e3:.2f} ms; {added:+.1%} by the median of {options.rounds} pairs of rounds"
+        f"{options.rows} rows, temperature {temperature:g}: free {before * 1e3:.2f} ms a step, "
+        f"with a grammar {after * 1e3:.2f} ms; {added:+.1%} by the median of {options.rounds} pairs of rounds",
+        flush=True,
     )
 
 
@@ -134,7 +136,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[1.0, 0.0])
     return parser.parse_args()
 
 

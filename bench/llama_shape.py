@@ -19,24 +19,30 @@ def random_linear(n: int, k: int, device: torch.device) -> Linear:
     return Linear(torch.randn(n, k, device=device, dtype=torch.bfloat16).mul_(k**-0.5))
 
 
-def random_decoder(device: torch.device, layers: int = LAYERS) -> Decoder:
-    """Return a decoder of the shape, 16 GB at 32 layers."""
+def heads_of(ranks: int) -> Heads:
+    """Return the heads that one of `ranks` holds."""
+    return Heads(HEADS.num_heads // ranks, HEADS.num_kv_heads // ranks, HEADS.head_dim)
+
+
+def random_decoder(device: torch.device, layers: int = LAYERS, ranks: int = 1) -> Decoder:
+    """Return a decoder of the shape, 16 GB at 32 layers, or what one of `ranks` holds of it."""
 
     def norm() -> torch.Tensor:
         return torch.rand(HIDDEN, device=device, dtype=torch.bfloat16).add_(0.5)
 
-    width = HEADS.num_heads * HEADS.head_dim
+    heads, inner, vocab = heads_of(ranks), INNER // ranks, VOCAB // ranks
+    width = heads.num_heads * heads.head_dim
     blocks = [
         Block(
             norm(),
-            Attention(i, random_linear(HEADS.qkv_width, HIDDEN, device), random_linear(HIDDEN, width, device)),
+            Attention(i, random_linear(heads.qkv_width, HIDDEN, device), random_linear(HIDDEN, width, device)),
             norm(),
-            GatedMlp(random_linear(2 * INNER, HIDDEN, device), random_linear(HIDDEN, INNER, device)),
+            GatedMlp(random_linear(2 * inner, HIDDEN, device), random_linear(HIDDEN, inner, device)),
         )
         for i in range(layers)
     ]
     embedding = torch.randn(VOCAB, HIDDEN, device=device, dtype=torch.bfloat16)
-    return Decoder(embedding, blocks, norm(), random_linear(VOCAB, HIDDEN, device).weight, 1e-5)
+    return Decoder(embedding, blocks, norm(), random_linear(vocab, HIDDEN, device).weight, 1e-5)
 
 
 def rope_tables(device: torch.device) -> Rope:
@@ -71,9 +77,9 @@ def contexts(lengths: list[int], device: torch.device, *, scattered: bool) -> Co
     return Contexts(SlotTable(table, rows), lens, num_slots)
 
 
-def random_pool(num_slots: int, device: torch.device, layers: int = LAYERS) -> torch.Tensor:
-    """Return a pool of random K and V whose last slot is zero."""
-    shape = (layers, num_slots + 1, 2 * HEADS.num_kv_heads, HEADS.head_dim)
+def random_pool(num_slots: int, device: torch.device, layers: int = LAYERS, ranks: int = 1) -> torch.Tensor:
+    """Return a pool of random K and V whose last slot is zero, of the heads that one of `ranks` holds."""
+    shape = (layers, num_slots + 1, 2 * heads_of(ranks).num_kv_heads, HEADS.head_dim)
     pool = torch.empty(shape, device=device, dtype=torch.bfloat16)
     for layer in pool:
         layer.normal_()

@@ -1,21 +1,28 @@
-"""Chooses a decode recipe on the card: field by field, each candidate inside the whole step it is meant for.
+"""Chooses a decode recipe on the card: field by field, each candidate inside the step it is meant for.
 
-    python -m bench.tune_step [--rows 1 16 24 64 256] [--fields attention out]
+    python -m bench.tune_step [--ranks 1] [--rows 1 16 24 64 256] [--fields attention down] [--seconds 60]
 
-A kernel alone in a chain of itself ranks otherwise than between its neighbours, whose ends it overlaps.
+A kernel alone in a chain of itself ranks otherwise than between its neighbours, whose ends it overlaps: candidates run
+in steps of 8 layers. Every shape that fills 64 multiprocessors or more and their shared memory is tried once; the best
+ones are then set beside the present choice for longer, in turns. `--ranks 2` takes what one of two ranks holds of the
+model, without the sums.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from bench import ceilings, decode_step
-from bench.llama_shape import HEADS, HIDDEN, INNER, VOCAB, contexts, random_decoder, random_pool, rope_tables
+from bench import ceilings
+from bench.llama_shape import HIDDEN, INNER, contexts, heads_of, random_decoder, random_pool, rope_tables
 from bench.precompile import compile_all
+from bench.timing import captured, replay_ms
 from kernels.decode_attention import AttentionTuning
 from kernels.skinny_gemm import GemmShape
 from kernels.streamed_gemm import StreamShape
@@ -23,122 +30,174 @@ from services.engine.backends.cuda.decode_step import DecodeBuffers, DecodeStep
 from services.engine.backends.cuda.recipe import DecodeRecipe, Product, SplitDepth, recipe_for
 from services.engine.models.layers import Attention, Block, Decoder, GatedMlp, Linear
 
-S, G = StreamShape, GemmShape
 CONTEXT = 1090
 """What `bench.engine`'s steps over prompts of 1024 tokens see on average."""
-SHAPES: dict[int, dict[str, list[Product]]] = {
-    16: {
-        "qkv": [G(64, 16, 128, 1, 6), S(64, 16, 128, 1, 5), S(64, 16, 128, 1, 8), S(64, 16, 64, 1, 10),
-                S(64, 16, 128, 2, 4), S(128, 16, 64, 2, 5)],
-        "out": [G(32, 16, 256, 1, 5), S(64, 16, 128, 2, 3), S(64, 16, 128, 2, 5), S(64, 16, 64, 2, 8),
-                S(64, 16, 128, 4, 3)],
-        "gate_up": [G(64, 16, 128, 1, 3), S(64, 16, 128, 1, 3), S(64, 16, 64, 1, 4), S(64, 16, 64, 1, 6),
-                    S(128, 16, 64, 1, 3), S(128, 16, 64, 1, 6)],
-        "down": [G(64, 16, 128, 2, 6), S(64, 16, 128, 2, 3), S(64, 16, 128, 2, 5), S(64, 16, 64, 2, 10),
-                 S(64, 16, 128, 4, 3)],
-    },
-    32: {
-        "qkv": [G(64, 32, 128, 1, 4), S(64, 32, 128, 1, 6), S(64, 32, 128, 1, 8), S(64, 32, 128, 2, 4)],
-        "out": [G(64, 32, 128, 2, 4), S(64, 32, 128, 2, 3), S(64, 32, 128, 2, 5), S(64, 32, 64, 2, 8)],
-        "gate_up": [S(128, 32, 64, 1, 3), S(64, 32, 128, 1, 2), S(64, 32, 128, 1, 3), S(64, 32, 64, 1, 5)],
-        "down": [G(64, 32, 128, 2, 4), G(64, 32, 128, 2, 6), S(64, 32, 128, 2, 3), S(64, 32, 128, 2, 5),
-                 S(64, 32, 128, 4, 3)],
-    },
-    64: {
-        "qkv": [G(64, 64, 128, 1, 4), S(64, 64, 128, 1, 3), S(64, 64, 64, 1, 6), S(128, 64, 64, 2, 4),
-                S(128, 64, 64, 3, 3)],
-        "out": [G(64, 64, 128, 2, 4), S(64, 64, 128, 2, 3), S(64, 64, 64, 2, 6), S(128, 64, 64, 4, 4)],
-        "gate_up": [G(64, 64, 64, 1, 5), S(64, 64, 64, 1, 4), S(128, 64, 64, 1, 3), S(128, 64, 64, 1, 5),
-                    S(64, 64, 128, 1, 2)],
-        "down": [G(64, 64, 128, 2, 6), S(64, 64, 128, 2, 3), S(64, 64, 64, 2, 6), S(128, 64, 64, 4, 4),
-                 S(64, 64, 128, 4, 3)],
-    },
-    256: {"out": [None, SplitDepth(2)], "down": [None, SplitDepth(2), SplitDepth(4)]},
-}  # fmt: skip
-ATTENTION = {
-    16: [(64, 3, 4, 33, 2), (64, 3, 4, 33, 1), (32, 4, 4, 33, 2), (32, 4, 4, 33, 4), (128, 3, 4, 33, 8),
-         (64, 4, 4, 264, 16), (32, 4, 4, 264, 32)],
-    32: [(128, 3, 4, 33, 8), (64, 3, 4, 264, 16), (64, 4, 4, 264, 16), (32, 4, 4, 264, 32), (32, 5, 4, 264, 16),
-         (128, 2, 4, 264, 8), (64, 3, 4, 66, 8), (32, 4, 4, 66, 8)],
-    64: [(32, 4, 4, 132, 32), (32, 4, 4, 264, 32), (128, 2, 4, 264, 8), (64, 3, 4, 264, 16), (32, 3, 4, 264, 32),
-         (32, 4, 2, 264, 32), (64, 4, 4, 264, 16)],
-    256: [(32, 4, 1, 264, 32), (64, 3, 4, 264, 16), (32, 4, 4, 264, 32), (128, 2, 4, 264, 8), (32, 3, 4, 264, 32),
-          (32, 4, 2, 264, 32), (32, 3, 2, 264, 32), (64, 2, 2, 264, 16), (64, 3, 2, 264, 16), (128, 2, 8, 264, 8),
-          (16, 6, 2, 264, 64)],
-}  # fmt: skip
-"""Tokens a block, stages, warps, items aimed at, blocks of the smallest split."""
+LAYERS = 8
+SHARED_BYTES = 215_000
+FINALISTS = 5
 
 
-def variants(rows: int, base: DecodeRecipe, field: str) -> Iterator[DecodeRecipe]:
-    group = next(group for group in ATTENTION if group >= min(rows, 256))
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A step to choose for: rows, of what one of `ranks` holds."""
+
+    rows: int
+    ranks: int
+
+    @property
+    def base(self) -> DecodeRecipe:
+        """The present choice."""
+        heads = heads_of(self.ranks).num_kv_heads
+        return recipe_for(self.rows, heads, torch.bfloat16, hopper=True, num_ranks=self.ranks)
+
+    @property
+    def block_b(self) -> int:
+        """Tokens of a product's tile."""
+        return max(16, 1 << (self.rows - 1).bit_length())
+
+    def width_and_depth(self, field: str) -> tuple[int, int]:
+        """Outputs and depth of a product; gate_up's are counted once, it is gated."""
+        heads, inner = heads_of(self.ranks), INNER // self.ranks
+        return {
+            "qkv": (heads.qkv_width, HIDDEN), "out": (HIDDEN, heads.num_heads * heads.head_dim),
+            "gate_up": (inner, HIDDEN), "down": (HIDDEN, inner),
+        }[field]  # fmt: skip
+
+
+def candidates(case: Case, field: str) -> list[DecodeRecipe]:
+    """The present choice with each value of `field` that is worth a try."""
     if field == "attention":
-        for block, stages, warps, target, least in ATTENTION[group]:
-            yield replace(base, attention=AttentionTuning(stages, warps, 8), block_tokens=block, target_items=target,
-                          min_split_blocks=least)  # fmt: skip
+        return list(_attentions(case))
+    return [replace(case.base, **{field: shape}) for shape in _products(case, field)]  # type: ignore[arg-type]
+
+
+def _attentions(case: Case) -> Iterator[DecodeRecipe]:
+    """By tokens a block, stages, warps, and items aimed at with the blocks of the smallest split."""
+    few = [(16 * case.ranks, 2), (33 * case.ranks, 2), (66 * case.ranks, 2), (132 * case.ranks, 2)]
+    many = [(132, 32), (264, 16), (264, 8), (1056, 4)]
+    for block, stages, warps in itertools.product((32, 64, 128), (2, 3, 4, 5), (1, 2, 4, 8)):
+        if stages * block > 384 or not block // 64 <= warps <= block // 8:
+            continue
+        for items, least in few if case.rows <= 32 else many:
+            yield replace(case.base, attention=AttentionTuning(stages, warps, 8), block_tokens=block,
+                          target_items=items, min_split_blocks=max(1, least * 32 // block))  # fmt: skip
+
+
+def _products(case: Case, field: str) -> Iterator[Product]:
+    if case.rows > 64:
+        yield from (None, SplitDepth(2), SplitDepth(4)) if field in ("out", "down") else ()
         return
-    for shape in SHAPES.get(group, {}).get(field, []):
-        yield replace(base, **{field: shape})  # type: ignore[arg-type] # the fields of products alone
+    width, depth = case.width_and_depth(field)
+    tiles = 2 if field == "gate_up" else 1
+    for block_n, block_k, split in itertools.product((32, 64, 128), (64, 128), (1,) if tiles == 2 else (1, 2, 3, 4)):
+        stage_bytes = 2 * block_k * (tiles * block_n + case.block_b)
+        programs = -(-width // block_n) * split
+        if not 64 <= programs <= 512 or depth < 4 * split * block_k:
+            continue
+        for stages in sorted({min(8, int(share * SHARED_BYTES) // stage_bytes) for share in (0.5, 0.6, 1.0)}):
+            if stages >= 2 and block_n >= 64:
+                yield StreamShape(block_n, case.block_b, block_k, split, stages)
+            if stages >= 2 and block_n <= 64:
+                yield GemmShape(block_n, case.block_b, block_k, split, stages)
 
 
-def compile_step(candidate: tuple[int, DecodeRecipe], device: torch.device) -> None:
+def compile_step(candidate: tuple[Case, DecodeRecipe], device: torch.device) -> None:
     """Compile one layer's kernels of a recipe."""
-    rows, recipe = candidate
+    case, recipe = candidate
+    heads = heads_of(case.ranks)
 
-    def empty(n: int, k: int) -> Linear:
-        return Linear(torch.empty(n, k, dtype=torch.bfloat16))
+    def empty(field: str) -> Linear:
+        n, k = case.width_and_depth(field)
+        return Linear(torch.empty(2 * n if field == "gate_up" else n, k, dtype=torch.bfloat16))
 
     norm = torch.empty(HIDDEN, dtype=torch.bfloat16)
-    block = Block(norm, Attention(0, empty(HEADS.qkv_width, HIDDEN), empty(HIDDEN, HIDDEN)), norm,
-                  GatedMlp(empty(2 * INNER, HIDDEN), empty(HIDDEN, INNER)))  # fmt: skip
-    decoder = Decoder(empty(VOCAB, HIDDEN).weight, [block, block], norm, empty(HEADS.qkv_width, HIDDEN).weight, 1e-5)
-    ctx = contexts([128] * rows, device, scattered=False)
-    pool = torch.empty(2, 129, 16, 128, dtype=torch.bfloat16)
-    recipe = replace(recipe, head=recipe.qkv)
-    buffers = DecodeBuffers(decoder, HEADS, rows, HEADS.qkv_width)
-    step = DecodeStep(decoder, HEADS, rope_tables(device), pool, buffers, rows, recipe)
-    step(torch.zeros(rows, dtype=torch.int32), ctx.context_lens, ctx.slots)
+    block = Block(norm, Attention(0, empty("qkv"), empty("out")), norm, GatedMlp(empty("gate_up"), empty("down")))
+    head = empty("qkv").weight
+    decoder = Decoder(head, [block, block], norm, head, 1e-5)
+    ctx = contexts([128] * case.rows, device, scattered=False)
+    pool = torch.empty(2, 129, 2 * heads.num_kv_heads, heads.head_dim, dtype=torch.bfloat16)
+    buffers = DecodeBuffers(decoder, heads, case.rows, heads.qkv_width)
+    step = DecodeStep(decoder, heads, rope_tables(device), pool, buffers, case.rows, replace(recipe, head=recipe.qkv))
+    step(torch.zeros(case.rows, dtype=torch.int32), ctx.context_lens, ctx.slots)
+
+
+class Steps:
+    """The layers of a case on the card, to be launched by any recipe."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self._case, self._heads = case, heads_of(case.ranks)
+        self._decoder, self._rope = random_decoder(device, LAYERS, case.ranks), rope_tables(device)
+        self._ctx = contexts([CONTEXT] * case.rows, device, scattered=False)
+        self._pool = random_pool(self._ctx.num_slots, device, LAYERS, case.ranks)
+        self._buffers = DecodeBuffers(self._decoder, self._heads, case.rows, len(self._decoder.head))
+        self._ids = torch.zeros(case.rows, dtype=torch.int32, device=device)
+
+    def ms(self, recipe: DecodeRecipe, replays: int) -> float:
+        """Milliseconds a step of 8 layers and the head."""
+        step = DecodeStep(
+            self._decoder, self._heads, self._rope, self._pool, self._buffers, self._case.rows, recipe
+        )  # fmt: skip
+        graph = captured(partial(step, self._ids, self._ctx.context_lens, self._ctx.slots))
+        return replay_ms(graph, replays, rounds=3)
+
+
+def tune(case: Case, fields: list[str], steps: Steps, ends_at: float) -> DecodeRecipe:
+    """Print what each field's best candidates take beside the choice so far; return what came out."""
+    best = case.base
+    for field in fields:
+        found: list[tuple[float, DecodeRecipe]] = []
+        for candidate in candidates(case, field):
+            if time.monotonic() > ends_at:
+                break
+            recipe = _with_field(best, field, candidate)
+            try:
+                found.append((steps.ms(recipe, 12), recipe))
+            except Exception as error:  # noqa: BLE001 - too much shared memory, for one
+                print("fails:", field, getattr(recipe, field), str(error)[:80])
+        finalists = [best, *(recipe for _, recipe in sorted(found, key=lambda each: each[0])[:FINALISTS])]
+        turns = [[steps.ms(recipe, 40) for recipe in finalists] for _ in range(2)]
+        results = [(min(times), recipe) for *times, recipe in zip(*turns, finalists, strict=True)]
+        before = results[0][0]
+        for ms, recipe in sorted(results, key=lambda each: each[0]):
+            print(f"B={case.rows:<3} {field:9} {ms:.4f} ms {ms / before - 1:+.2%} {_cut(recipe, field)}", flush=True)
+        fastest = min(results, key=lambda each: each[0])
+        if fastest[0] < 0.998 * before:
+            best = fastest[1]
+    return best
+
+
+def _with_field(best: DecodeRecipe, field: str, candidate: DecodeRecipe) -> DecodeRecipe:
+    names = (field,) if field != "attention" else (field, "block_tokens", "target_items", "min_split_blocks")
+    return replace(best, **{name: getattr(candidate, name) for name in names})
+
+
+def _cut(recipe: DecodeRecipe, field: str) -> str:
+    if field != "attention":
+        return str(getattr(recipe, field))
+    return f"{recipe.attention} {recipe.block_tokens}, {recipe.target_items}, {recipe.min_split_blocks}"
 
 
 def main() -> None:
-    """Print each candidate's step time, best first, and the recipe that came out."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print each field's best candidates, and the recipe that came out beside the present one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 24, 64, 256])
-    parser.add_argument("--fields", nargs="*", default=["attention", "out", "down", "qkv", "gate_up"])
+    parser.add_argument("--fields", nargs="*", default=["attention", "down", "out", "qkv", "gate_up"])
+    parser.add_argument("--seconds", type=float, default=600.0, help="of trying, for each number of rows")
     args = parser.parse_args()
-    fields = args.fields
-    todo = []
-    for rows in args.rows:
-        base = recipe_for(rows, HEADS.num_kv_heads, torch.bfloat16, hopper=True)
-        todo += [(rows, v) for field in fields for v in variants(rows, base, field)]
-    compile_all(compile_step, todo)
+    cases = [Case(rows, args.ranks) for rows in args.rows]
+    compile_all(
+        compile_step, [(case, each) for case in cases for field in args.fields for each in candidates(case, field)]
+    )
     device = torch.device("cuda")
+    torch.manual_seed(0)
     print(ceilings.measure(device))
-    decoder, rope = random_decoder(device), rope_tables(device)
-    for rows in args.rows:
-        pool = random_pool(contexts([CONTEXT] * rows, device, scattered=False).num_slots, device)
-        best = recipe_for(rows, HEADS.num_kv_heads, torch.bfloat16, hopper=True)
-        for field in fields:
-            times: list[tuple[float, DecodeRecipe]] = []
-            candidates = list(variants(rows, best, field))
-            for recipe in candidates + candidates:  # in turns: a card that heats up slows all of them
-                try:
-                    ms, _ = decode_step.time_step(decoder, rope, rows, CONTEXT, pool, recipe, scattered=False)
-                except Exception as error:  # noqa: BLE001 - too much shared memory, for one
-                    print("fails:", field, getattr(recipe, field), str(error)[:80])
-                else:
-                    times.append((ms, recipe))
-            if not times:
-                continue
-            results = sorted(((max(ms for ms, r in times if r is each), each) for each in candidates
-                              if any(r is each for _, r in times)), key=lambda result: result[0])  # fmt: skip
-            best = results[0][1]
-            for slower, recipe in results:
-                fast = min(ms for ms, r in times if r is recipe)
-                cut = (
-                    (recipe.block_tokens, recipe.target_items, recipe.min_split_blocks) if field == "attention" else ""
-                )
-                print(f"B={rows:<3} {field:9} {fast:.3f} {slower:.3f} ms {getattr(recipe, field)} {cut}", flush=True)
-        print(f"B={rows} best {best}", flush=True)
+    for case in cases:
+        steps = Steps(case, device)
+        best = tune(case, args.fields, steps, time.monotonic() + args.seconds)
+        turns = [f"{steps.ms(recipe, 60):.4f}" for recipe in (case.base, best, case.base, best)]
+        print(f"B={case.rows} before and after, twice, ms: {', '.join(turns)}; {best}", flush=True)
+        del steps
 
 
 if __name__ == "__main__":

@@ -88,20 +88,28 @@ def _attention(recipe: DecodeRecipe, rows: int, num_kv_heads: int) -> DecodeReci
         return replace(recipe, attention=AttentionTuning(5, 4, 8), block_tokens=32, target_items=8 * one_wave,
                        min_split_blocks=2 * num_kv_heads)  # fmt: skip
     if rows <= 64:
-        return replace(recipe, attention=AttentionTuning(4, 4, 8), block_tokens=32, target_items=4 * one_wave,
+        return replace(recipe, attention=AttentionTuning(4, 1, 8), block_tokens=32, target_items=4 * one_wave,
                        min_split_blocks=4 * num_kv_heads)  # fmt: skip
     return replace(recipe, attention=AttentionTuning(4, 1, 8), block_tokens=32, target_items=8 * one_wave,
                    min_split_blocks=4 * num_kv_heads)  # fmt: skip
 
 
 def _products(recipe: DecodeRecipe, rows: int, block_b: int) -> DecodeRecipe:
-    if block_b <= 16:
+    if rows < 16:
         return replace(
             recipe,
-            qkv=StreamShape(64, block_b, 128, 1, 5 if rows < 16 else 8),
+            qkv=StreamShape(64, block_b, 128, 1, 5),
             out=StreamShape(64, block_b, 128, 2, 5),
             gate_up=StreamShape(64, block_b, 128, 1, 3),
             down=GemmShape(64, block_b, 128, 2, 6),
+        )
+    if block_b <= 16:
+        return replace(
+            recipe,
+            qkv=StreamShape(64, block_b, 128, 1, 8),
+            out=StreamShape(64, block_b, 128, 1, 8),
+            gate_up=StreamShape(64, block_b, 128, 1, 3),
+            down=StreamShape(64, block_b, 128, 2, 8),
         )
     if block_b <= 32:
         return replace(
@@ -113,10 +121,10 @@ def _products(recipe: DecodeRecipe, rows: int, block_b: int) -> DecodeRecipe:
         )
     return replace(
         recipe,
-        qkv=GemmShape(64, block_b, 128, 1, 4),
-        out=GemmShape(64, block_b, 128, 2, 4),
+        qkv=StreamShape(64, block_b, 128, 1, 6),
+        out=StreamShape(64, block_b, 128, 2, 6),
         gate_up=StreamShape(128, block_b, 64, 1, 3),
-        down=GemmShape(64, block_b, 128, 2, 4),
+        down=StreamShape(64, block_b, 128, 2, 6),
     )
 
 
@@ -133,10 +141,23 @@ def _portable(recipe: DecodeRecipe, block_b: int) -> DecodeRecipe:
 
 def _split(recipe: DecodeRecipe, block_b: int, *, hopper: bool) -> DecodeRecipe:
     """Half the tiles of a whole model would leave half the card idle."""
-    if not hopper or block_b <= 16:
+    if not hopper:
         return replace(recipe, qkv=GemmShape(64, block_b, 128, 2, 4))
+    if block_b <= 16:
+        return replace(
+            recipe,
+            qkv=GemmShape(64, block_b, 128, 2, 4),
+            out=StreamShape(64, block_b, 128, 2, 5),
+            down=GemmShape(64, block_b, 128, 2, 6),
+        )
+    if block_b <= 32:
+        return replace(
+            recipe,
+            qkv=GemmShape(64, block_b, 128, 2, 4),
+            gate_up=StreamShape(64, block_b, 64, 1, 5),
+        )
     return replace(
         recipe,
-        qkv=GemmShape(64, block_b, 128, 2, 4),
+        qkv=StreamShape(64, block_b, 128, 2, 6),
         gate_up=StreamShape(64, block_b, 64, 1, 5),
     )

@@ -1,12 +1,9 @@
 """The sum over ranks behind a split product, with the edges that the product would have had on one rank.
 
 `residual += sum_r partial_r`, and where there is a norm behind it `scaled = residual * weight` and each tile's sums of
-squares, as `kernels.skinny_gemm` leaves them. Every rank reads all partial sums from the blocks where their products
-left them, in the order of ranks, so that all have the same bits. One launch and one meeting: at the sizes of a decode
-step it is latency that counts, and with two ranks no other way moves fewer bytes.
-
-A block is written again only two sums later: a rank that meets the others in the sum between has ended the first one,
-so nobody reads any more what the next product overwrites.
+squares, as `kernels.skinny_gemm` leaves them. Every rank sends its partial sums to all others and adds up all of them
+in the order of ranks, so that all have the same bits. One launch and one way over the wire: at the sizes of a decode
+step it is latency that counts, and with two ranks no other way moves fewer values.
 """
 
 from __future__ import annotations
@@ -19,74 +16,115 @@ from kernels.launch import (
     dependent,
     expect_rows_contiguous,
     expect_shape,
-    next_power_of_2,
     release_next,
     wait_for_previous,
 )
-from kernels.ranks import PeerMemory, meet
+from kernels.ranks import Mailbox, hear, tell, words_of
 from kernels.skinny_gemm import NormOut
 
-BLOCK = 1024
+BLOCK = 256
 _WARPS = 4
 
 
 @triton.jit
-def _rank_sum(addresses_ptr, epochs_ptr, residual_ptr, norm_ptr, scaled_ptr, squares_ptr, partial_at, flags_at, width,
-              residual_stride, scaled_stride, squares_stride, RANK: tl.constexpr, COUNT: tl.constexpr,
-              BLOCK: tl.constexpr, NORM_OUT: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Grid `(rows, cdiv(width, BLOCK))`; row offsets are 64-bit."""
-    row, tile = tl.program_id(0), tl.program_id(1)
-    cols = tile * BLOCK + tl.arange(0, BLOCK)
-    inside = cols < width
+def _weights(norm_ptr, cols, width, NORM_OUT: tl.constexpr):
+    """The norm's weights, if one follows."""
+    weights = tl.zeros([cols.shape[0]], tl.float32)
     if NORM_OUT:
-        weight = tl.load(norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+        weights = tl.load(norm_ptr + cols, mask=cols < width, other=0.0).to(tl.float32)
+    return weights
+
+
+@triton.jit
+def _edges(total, home, weights, scaled_at, inside, NORM_OUT: tl.constexpr):
+    """Write the residual, and where a norm follows its input; return each column's square."""
+    rounded = total.to(home.dtype.element_ty)
+    tl.store(home, rounded, mask=inside)
+    value = rounded.to(tl.float32)
+    if NORM_OUT:
+        tl.store(scaled_at, (value * weights).to(scaled_at.dtype.element_ty), mask=inside)
+    return value * value
+
+
+@triton.jit
+def _rank_sum(addresses_ptr, epochs_ptr, partial_ptr, residual_ptr, norm_ptr, scaled_ptr, squares_ptr, places, width,
+              residual_stride, scaled_stride, squares_stride, RANK: tl.constexpr, COUNT: tl.constexpr,
+              BLOCK: tl.constexpr, NUM_WORDS: tl.constexpr, NORM_OUT: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Grid `(rows, num_tiles(width))`; row offsets are 64-bit. A tile is three runs of BLOCK columns: a, b and c."""
+    row, tile = tl.program_id(0), tl.program_id(1)
+    a = tile * (3 * BLOCK) + tl.arange(0, BLOCK)
+    b, c = a + BLOCK, a + 2 * BLOCK
+    slot = row * tl.num_programs(1) + tile
+    at = slot.to(tl.int64) * (NUM_WORDS * BLOCK)
+    partial = partial_ptr + row.to(tl.int64) * width
+    residual = residual_ptr + row.to(tl.int64) * residual_stride
+    scaled = scaled_ptr + row.to(tl.int64) * scaled_stride
+    weights_a = _weights(norm_ptr, a, width, NORM_OUT)
+    weights_b = _weights(norm_ptr, b, width, NORM_OUT)
+    weights_c = _weights(norm_ptr, c, width, NORM_OUT)
     wait_for_previous(PDL)
     release_next(PDL)
-    home = residual_ptr + row.to(tl.int64) * residual_stride + cols
-    total = tl.load(home, mask=inside, other=0.0).to(tl.float32)
-    meet(addresses_ptr, epochs_ptr, row * tl.num_programs(1) + tile, flags_at, RANK, COUNT)
+    epoch = tl.load(epochs_ptr + slot) + 1
+    own_a = tl.load(partial + a, mask=a < width, other=0.0)
+    own_b = tl.load(partial + b, mask=b < width, other=0.0)
+    own_c = tl.load(partial + c, mask=c < width, other=0.0)
+    total_a = tl.load(residual + a, mask=a < width, other=0.0).to(tl.float32)
+    total_b = tl.load(residual + b, mask=b < width, other=0.0).to(tl.float32)
+    total_c = tl.load(residual + c, mask=c < width, other=0.0).to(tl.float32)
+    tell(addresses_ptr, epoch, places, at, own_a, own_b, own_c, a < width, RANK, COUNT)
     for r in tl.static_range(COUNT):
-        partial = (tl.load(addresses_ptr + r) + partial_at).to(tl.pointer_type(residual_ptr.dtype.element_ty))
-        there = tl.multiple_of(partial, 16) + row.to(tl.int64) * width + cols
-        total += tl.load(there, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
-    rounded = total.to(residual_ptr.dtype.element_ty)
-    tl.store(home, rounded, mask=inside)
+        if r == RANK:
+            its_a, its_b, its_c = own_a, own_b, own_c
+        else:
+            its_a, its_b, its_c = hear(addresses_ptr, epoch, places, at, a < width, r, own_a.dtype, RANK, COUNT)
+        total_a += its_a.to(tl.float32)
+        total_b += its_b.to(tl.float32)
+        total_c += its_c.to(tl.float32)
+    tl.store(epochs_ptr + slot, epoch)
+    squares = _edges(total_a, residual + a, weights_a, scaled + a, a < width, NORM_OUT)
+    squares += _edges(total_b, residual + b, weights_b, scaled + b, b < width, NORM_OUT)
+    squares += _edges(total_c, residual + c, weights_c, scaled + c, c < width, NORM_OUT)
     if NORM_OUT:
-        value = rounded.to(tl.float32)
-        scaled = (value * weight).to(scaled_ptr.dtype.element_ty)
-        tl.store(scaled_ptr + row.to(tl.int64) * scaled_stride + cols, scaled, mask=inside)
-        tl.store(squares_ptr + tile * squares_stride + row, tl.sum(value * value))
+        tl.store(squares_ptr + tile * squares_stride + row, tl.sum(squares))
 
 
 def num_tiles(width: int) -> int:
     """Tiles of a row, each with its own sum of squares."""
-    return -(-width // min(BLOCK, next_power_of_2(width)))
+    return -(-width // (3 * BLOCK))
+
+
+def places_of(rows: int, width: int, itemsize: int) -> int:
+    """Words that a sum of such a size needs in a box."""
+    return rows * num_tiles(width) * BLOCK * words_of(itemsize)
 
 
 def rank_sum(
-    memory: PeerMemory, partial_at: int, residual: torch.Tensor, norm_out: NormOut | None = None, *, pdl: bool = False
+    box: Mailbox, partial: torch.Tensor, residual: torch.Tensor, norm_out: NormOut | None = None, *, pdl: bool = False
 ) -> None:
     """Add every rank's partial sums to `residual`; all ranks launch it alike.
 
     Args:
-        partial_at: bytes into each block, a multiple of 16, where `[rows, width]` of residual's dtype lie, contiguous.
-        residual: `[rows, width]`, bf16 | fp16 | fp32, the same on all ranks, last dimension contiguous.
+        box: with `places_of` such a sum or more; used for sums of this width and dtype alone.
+        partial: `[rows, width]` of this rank, bf16 | fp16 | fp32, contiguous.
+        residual: `[rows, width]` of the same dtype, the same on all ranks, last dimension contiguous.
         norm_out: `squares` has `num_tiles(width)` lines or more.
 
     Raises:
-        ValueError: more programs than can meet, or a shape does not fit.
+        ValueError: more values or programs than there is room for, or a shape does not fit.
     """
     rows, width = residual.shape
     expect_rows_contiguous("residual", residual)
+    expect_shape("partial", partial, (rows, width))
+    size = partial.element_size()
     grid = (rows, num_tiles(width))
-    if grid[0] * grid[1] > memory.slots:
-        raise ValueError(f"residual: {grid[0] * grid[1]} programs, {memory.slots} can meet")
+    if grid[0] * grid[1] > box.slots or places_of(rows, width, size) > box.places:
+        raise ValueError(f"partial: {rows} rows, there is room for {box.places // places_of(1, width, size)}")
     if norm_out is not None:
         expect_shape("norm_out.weight", norm_out.weight, (width,))
     _rank_sum[grid](
-        memory.addresses, memory.epochs, residual, norm_out.weight if norm_out else residual,
-        norm_out.scaled if norm_out else residual, norm_out.squares if norm_out else memory.epochs, partial_at,
-        memory.flags_at, width, residual.stride(0), norm_out.scaled.stride(0) if norm_out else 0,
-        norm_out.squares.stride(0) if norm_out else 0, RANK=memory.rank, COUNT=memory.count,
-        BLOCK=min(BLOCK, next_power_of_2(width)), NORM_OUT=norm_out is not None, num_warps=_WARPS, **dependent(pdl),
+        box.addresses, box.epochs, partial, residual, norm_out.weight if norm_out else residual,
+        norm_out.scaled if norm_out else residual, norm_out.squares if norm_out else box.epochs, box.places, width,
+        residual.stride(0), norm_out.scaled.stride(0) if norm_out else 0, norm_out.squares.stride(0) if norm_out else 0,
+        RANK=box.rank, COUNT=box.count, BLOCK=BLOCK, NUM_WORDS=words_of(size), NORM_OUT=norm_out is not None,
+        num_warps=_WARPS, **dependent(pdl),
     )  # fmt: skip

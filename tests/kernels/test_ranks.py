@@ -1,92 +1,124 @@
-"""Sums and choices over ranks. One process stands for all: each rank's launch finds the others already there."""
+"""Sums and choices over ranks. One process stands for all: what the others send is there before a rank's launch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from kernels.rank_pick import rank_pick
-from kernels.rank_sum import num_tiles, rank_sum
-from kernels.ranks import PeerMemory
+from kernels.rank_pick import BLOCK_ROWS, rank_pick
+from kernels.rank_pick import places_of as places_of_picks
+from kernels.rank_sum import BLOCK, num_tiles, places_of, rank_sum
+from kernels.ranks import Mailbox, box_bytes, tell, words_of
 from kernels.skinny_gemm import NormOut
 from tests.kernels.close import assert_close
 
 SLOTS = 64
 
 
-def world(count: int, num_bytes: int, device: torch.device, epoch: int = 0) -> list[PeerMemory]:
-    """The blocks of `count` ranks on one device, after `epoch` meetings."""
-    blocks = [torch.zeros(num_bytes + 4 * SLOTS * count, dtype=torch.uint8, device=device) for _ in range(count)]
-    addresses = torch.tensor([block.data_ptr() for block in blocks], device=device)
-    for block in blocks:
-        block[num_bytes:].view(torch.int32).fill_(epoch)
+def world(count: int, places: int, itemsize: int, device: torch.device, epoch: int = 0) -> list[Mailbox]:
+    """The boxes of `count` ranks on one device, after `epoch` exchanges. They live as long as the first one."""
+    boxes = torch.zeros(count, box_bytes(places, count), dtype=torch.uint8, device=device)
+    kind = torch.int16 if itemsize == 2 else torch.int32
+    fields = 8 // itemsize
+    boxes.view(kind)[:, fields - 1 :: fields] = torch.tensor(epoch).to(kind)  # the words of an exchange before
+    addresses = torch.tensor([box.data_ptr() for box in boxes], device=device)
+    _ALIVE[addresses] = boxes
     return [
-        PeerMemory(block, addresses, torch.full((SLOTS,), epoch, dtype=torch.int32, device=device), num_bytes, r, count)
-        for r, block in enumerate(blocks)
+        Mailbox(addresses, torch.full((SLOTS,), epoch, dtype=torch.int32, device=device), places, rank, count)
+        for rank in range(count)
     ]
 
 
-def others_are_here(memory: PeerMemory) -> None:
-    """What the other ranks would have written at the next meeting."""
-    memory.own[memory.flags_at :].view(torch.int32).add_(1)
+_ALIVE: dict[torch.Tensor, torch.Tensor] = {}
+
+
+@triton.jit
+def _send(addresses_ptr, epochs_ptr, values_ptr, places, num_words, RANK: tl.constexpr, COUNT: tl.constexpr,  # noqa: ANN001, ANN202, N803
+          BLOCK: tl.constexpr):  # fmt: skip # noqa: N803
+    tile = tl.program_id(0)
+    values = values_ptr + tile * 3 * BLOCK + tl.arange(0, BLOCK)
+    a, b, c = tl.load(values), tl.load(values + BLOCK), tl.load(values + 2 * BLOCK)
+    everything = tl.arange(0, BLOCK) >= 0
+    epoch = tl.load(epochs_ptr) + 1
+    tell(addresses_ptr, epoch, places, tile * num_words * BLOCK, a, b, c, everything, RANK, COUNT)
+
+
+def others_send(rank: int, boxes: list[Mailbox], values: torch.Tensor) -> None:
+    """What the other ranks' launches would send in the next exchange; values: `[count, tiles, 3, block]`."""
+    _, tiles, _, block = values.shape
+    for box in boxes:
+        if box.rank != rank:
+            _send[(tiles,)](
+                box.addresses, box.epochs, values[box.rank].contiguous(), box.places, words_of(values.element_size()),
+                RANK=box.rank, COUNT=box.count, BLOCK=block,
+            )  # fmt: skip
+
+
+def in_tiles(partials: torch.Tensor) -> torch.Tensor:
+    """`[count, rows, width]` as sums send them: `[count, tiles, 3, BLOCK]`."""
+    count, rows, width = partials.shape
+    padded = torch.nn.functional.pad(partials, (0, num_tiles(width) * 3 * BLOCK - width))
+    return padded.view(count, rows * num_tiles(width), 3, BLOCK)
 
 
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("width", [96, 1536])
-@pytest.mark.parametrize("epoch", [0, 2**31 - 1])
+@pytest.mark.parametrize("epoch", [0, 2**16 - 2, 2**31 - 1])
 def test_every_rank_adds_all_partial_sums(
     device: torch.device, dtype: torch.dtype, count: int, width: int, epoch: int
 ) -> None:
-    rows, at = 3, 256
-    size = rows * width * dtype.itemsize
-    ranks = world(count, at + size, device, epoch)
-    partials = torch.randn(count, rows, width, device=device).to(dtype)
-    before = torch.randn(rows, width, device=device).to(dtype)
+    rows = 3
+    boxes = world(count, places_of(4, width, dtype.itemsize), dtype.itemsize, device, epoch)
     weight = torch.rand(width, device=device).to(dtype)
-    for memory, partial in zip(ranks, partials, strict=True):
-        memory.own[at : at + size].view(dtype).copy_(partial.flatten())
-    expected = before.float()
-    for partial in partials:
-        expected = expected + partial.float()
-    expected = expected.to(dtype)
-    results = []
-    for memory in ranks:
-        others_are_here(memory)
-        residual, scaled = before.clone(), torch.empty_like(before)
-        squares = torch.zeros(num_tiles(width), rows, device=device)
-        rank_sum(memory, at, residual, NormOut(weight, scaled, squares))
-        assert_close(residual, expected)
-        assert_close(scaled, residual.float() * weight.float())
-        torch.testing.assert_close(squares.sum(0), residual.float().square().sum(1))
-        results.append(residual)
-    assert all(torch.equal(residual, results[0]) for residual in results), "to the last bit"
-    assert [flags_of(memory) for memory in ranks] == [flags_of(ranks[0])] * count
+    for exchange in range(3):  # both places of the boxes, and the first one again
+        partials = torch.randn(count, rows, width, device=device).to(dtype)
+        before = torch.randn(rows, width, device=device).to(dtype)
+        expected = before.float()
+        for partial in partials:
+            expected = expected + partial.float()
+        expected = expected.to(dtype)
+        results = []
+        for box in boxes:
+            others_send(box.rank, boxes, in_tiles(partials))
+        for box, partial in zip(boxes, partials, strict=True):
+            residual, scaled = before.clone(), torch.empty_like(before)
+            squares = torch.zeros(num_tiles(width), rows, device=device)
+            rank_sum(box, partial, residual, NormOut(weight, scaled, squares))
+            assert_close(residual, expected)
+            assert_close(scaled, residual.float() * weight.float())
+            torch.testing.assert_close(squares.sum(0), residual.float().square().sum(1))
+            results.append(residual)
+        assert all(torch.equal(residual, results[0]) for residual in results), "to the last bit"
+        now = epoch + exchange + 1
+        box_now = torch.tensor([now], dtype=torch.int64).to(torch.int32).item()
+        assert [int(box.epochs[0]) for box in boxes] == [box_now] * count
+        for box in boxes:  # each launch counts for its own programs; here the test's stand for all of them
+            box.epochs.fill_(box_now)
 
 
-def flags_of(memory: PeerMemory) -> list[int]:
-    met = memory.epochs.tolist()
-    return [met[0], met[-1]]
-
-
-def test_more_programs_than_can_meet_are_refused(device: torch.device) -> None:
-    (memory, _) = world(2, 0, device)
-    with pytest.raises(ValueError, match="can meet"):
-        rank_sum(memory, 0, torch.zeros(SLOTS + 1, 8, device=device))
+def test_what_has_no_room_is_refused(device: torch.device) -> None:
+    box, _ = world(2, places_of(16, 8, 4), 4, device)
+    with pytest.raises(ValueError, match="there is room for 16"):
+        rank_sum(box, torch.zeros(17, 8, device=device), torch.zeros(17, 8, device=device))
+    box, _ = world(2, places_of_picks(64), 4, device)
+    with pytest.raises(ValueError, match="there is room for 64"):
+        rank_pick(box, torch.zeros(65, 8, device=device), torch.zeros(65, dtype=torch.int32, device=device))
 
 
 def test_the_best_of_all_shares_is_picked_and_ties_go_to_the_lowest_id(device: torch.device) -> None:
-    rows, share, max_rows = 40, 50, 48
+    rows, share = 40, 50
     logits = torch.randint(-3, 4, (rows, 2 * share), device=device).float()
     expected = torch.tensor([int((row == row.max()).nonzero()[0]) for row in logits])
-    ranks = world(2, 8 * max_rows, device)
-    found = []
-    for memory in ranks:
-        part = logits[:, memory.rank * share : (memory.rank + 1) * share].contiguous()
-        best = torch.stack([(row == row.max()).nonzero()[0, 0] for row in part])
-        memory.own[: 4 * rows].view(torch.float32).copy_(part.max(1).values)
-        memory.own[4 * max_rows : 4 * (max_rows + rows)].view(torch.int32).copy_(best + memory.rank * share)
-        found.append((part, best.int()))
-    for memory, (part, ids) in zip(ranks, found, strict=True):
-        others_are_here(memory)
-        rank_pick(memory, 0, max_rows, part, ids)
-        assert ids.tolist() == expected.tolist()
+    boxes = world(2, places_of_picks(rows), 4, device)
+    parts = logits.view(rows, 2, share).transpose(0, 1).contiguous()
+    best = torch.stack([torch.stack([(row == row.max()).nonzero()[0, 0] for row in part]) for part in parts]).int()
+    ids = best + share * torch.arange(2, dtype=torch.int32, device=device)[:, None]
+    said = torch.stack((parts.amax(2).view(torch.int32), ids, ids), dim=1)
+    tiles = torch.nn.functional.pad(said, (0, -rows % BLOCK_ROWS)).unflatten(2, (-1, BLOCK_ROWS)).transpose(1, 2)
+    for box in boxes:
+        others_send(box.rank, boxes, tiles)
+    for box, part, own in zip(boxes, parts, best, strict=True):
+        rank_pick(box, part, own)
+        assert own.tolist() == expected.tolist()

@@ -7,33 +7,38 @@ Triton's interpreter runs the kernels for tests, a block is a file that all rank
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from kernels.ranks import PeerMemory
 from services.engine.ranks import Ranks
 
 _HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
 
 
+@dataclass(frozen=True, slots=True)
+class PeerMemory:
+    """`own` [bytes] uint8; `addresses` [count] int64: where each rank's block begins, as this rank's device sees it."""
+
+    own: Tensor
+    addresses: Tensor
+
+
 class PeerAccessError(Exception):
     """The devices of this host's ranks cannot reach each other's memory."""
 
 
-def open_peer_memory(ranks: Ranks, num_bytes: int, slots: int, device: torch.device) -> PeerMemory:
-    """Allocate `num_bytes` and flags for `slots` programs on every rank, and learn where the others' blocks lie.
+def open_peer_memory(ranks: Ranks, size: int, device: torch.device) -> PeerMemory:
+    """Allocate `size` zero bytes on every rank, and learn where the others' blocks lie.
 
     All ranks call it. Raises PeerAccessError, on all of them alike.
     """
-    flags_at = -(-num_bytes // 128) * 128
-    size = flags_at + 4 * slots * ranks.count
     own, addresses = (_on_cuda if device.type == "cuda" else _on_cpu)(ranks, size, device)
-    epochs = torch.zeros(slots, dtype=torch.int32, device=device)
     ranks.each(0)  # nobody writes into a block before it has been cleared
-    return PeerMemory(own, torch.tensor(addresses, device=device), epochs, flags_at, ranks.rank, ranks.count)
+    return PeerMemory(own, torch.tensor(addresses, device=device))
 
 
 class _Handle(ctypes.Structure):

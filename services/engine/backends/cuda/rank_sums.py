@@ -12,9 +12,8 @@ import logging
 import torch
 from torch import Tensor
 
-from kernels.rank_pick import rank_pick
-from kernels.rank_sum import num_tiles, rank_sum
-from kernels.ranks import PeerMemory
+from kernels import rank_pick, rank_sum
+from kernels.ranks import Mailbox, box_bytes
 from kernels.skinny_gemm import NormOut
 from services.engine.backends.cuda.peer_memory import PeerAccessError, open_peer_memory
 from services.engine.ranks import Ranks
@@ -22,7 +21,7 @@ from services.engine.ranks import Ranks
 log = logging.getLogger(__name__)
 
 MAX_ROWS = 512
-"""Rows of a block at least: the largest prefill graph. Beyond it a product takes long enough for NCCL."""
+"""Rows of a box at least: the largest prefill graph. Beyond it a product takes long enough for NCCL."""
 
 
 class RankSums:
@@ -59,38 +58,33 @@ class RankSums:
 
 
 class PeerSums(RankSums):
-    """Through peer memory, up to `max_rows` rows.
-
-    Each block holds two places for partial sums, taken in turn (`kernels.rank_sum` says why two), then the picks.
-    """
+    """Through peer memory, up to `max_rows` rows: each block holds a box for sums, then one for picks."""
 
     def __init__(self, ranks: Ranks, hidden: int, max_rows: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(ranks, hidden, max_rows, dtype, device)
-        self._place_bytes = self.max_rows * hidden * dtype.itemsize
-        self._picks_at = 2 * self._place_bytes
-        slots = self.max_rows * num_tiles(hidden)
-        self._memory: PeerMemory = open_peer_memory(ranks, self._picks_at + 8 * self.max_rows, slots, device)
-        self._next = 0
+        rows, count, self._tiles = self.max_rows, ranks.count, rank_sum.num_tiles(hidden)
+        for_sums, for_picks = rank_sum.places_of(rows, hidden, dtype.itemsize), rank_pick.places_of(rows)
+        self._memory = open_peer_memory(ranks, box_bytes(for_sums + for_picks, count), device)
+        slots = torch.zeros(rows * (self._tiles + 1), dtype=torch.int32, device=device)
+        addresses = self._memory.addresses
+        self._sums = Mailbox(addresses, slots[rows:], for_sums, ranks.rank, count)
+        self._picks = Mailbox(addresses + box_bytes(for_sums, count), slots[:rows], for_picks, ranks.rank, count)
+        self._partial = torch.empty(rows, hidden, dtype=dtype, device=device)
 
     def partial(self, rows: int) -> Tensor:
         """See RankSums."""
-        if rows > self.max_rows:
-            return super().partial(rows)
-        at = self._next * self._place_bytes
-        place = self._memory.own[at : at + rows * self._hidden * self._dtype.itemsize]
-        return place.view(self._dtype).view(rows, self._hidden)
+        return self._partial[:rows] if rows <= self.max_rows else super().partial(rows)
 
     def add(self, partial: Tensor, residual: Tensor, norm_out: NormOut | None = None, *, pdl: bool = False) -> int:
         """See RankSums."""
         if len(partial) > self.max_rows:
             return super().add(partial, residual)
-        rank_sum(self._memory, self._next * self._place_bytes, residual, norm_out, pdl=pdl)
-        self._next = 1 - self._next
-        return num_tiles(self._hidden) if norm_out is not None else 0
+        rank_sum.rank_sum(self._sums, partial, residual, norm_out, pdl=pdl)
+        return self._tiles if norm_out is not None else 0
 
     def pick(self, logits: Tensor, ids: Tensor, *, pdl: bool = False) -> None:
         """See RankSums."""
-        rank_pick(self._memory, self._picks_at, self.max_rows, logits, ids, pdl=pdl)
+        rank_pick.rank_pick(self._picks, logits, ids, pdl=pdl)
 
 
 def open_rank_sums(

@@ -6,8 +6,9 @@
 Random weights: the Llama-3.1-8B shape in bfloat16 on a card, a small one in float32 on a CPU. A step's time is that of
 a turn of the loop that reported one (on a CPU its processor time, so that other programs do not count); turns that only
 wait, and the few that check integrity, are left out. Ends with status 1 and the reasons when something leaked, the pool
-was not full, memory grew, or a step took more than 5 times the median (the first is free: it compiles). The device's
-memory may not grow at all; the host's may grow to its working set in the first quarter, and little after.
+was not full, memory grew, or a step took more than 5 times the median (the first is free: it compiles); of such a step
+it says what else happened in it. The device's memory may not grow at all; the host's may grow to its working set in the
+first quarter, and little after.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import torch
 
 from bench.engine import SHAPE
 from bench.soak_traffic import Mix, Traffic
+from bench.soak_watch import Watch, changes
 from services.common import ipc
 from services.engine.config import EngineConfig
 from services.engine.load import load_model
@@ -44,6 +46,7 @@ MOST_HOST_GROWTH_MIB = 256.0
 WARM_SHARE = 0.25
 """Of the time: larger batches than before still come, and with them larger buffers."""
 _CHECK_EVERY_S, _TELL_EVERY_S = 5.0, 5.0
+_LEARN_EVERY_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,9 @@ class Soak:
             self.engine = Engine(config, load_model(config))
         self.traffic = Traffic(setting.mix, pool_tokens, seed)
         self.record = Record()
+        self._watch = Watch(self.engine)
+        self._explained_from = 0.0
+        """Seconds: of a step that takes longer it is noted what else happened in it."""
         self._clock = time.process_time if backend == "cpu" else time.perf_counter
         self._began = self._told = self._checked = time.monotonic()
 
@@ -138,23 +144,26 @@ class Soak:
 
     def _turn(self) -> None:
         commands = self.traffic.commands()
-        before = self.traffic.num_preempted
+        num_preempted, before = self.traffic.num_preempted, self._watch.counts()
         began = self._clock()
         events = self.engine.turn(commands)
         took = self._clock() - began
+        more = changes(before, self._watch.counts()) if took > self._explained_from else ""
         self.traffic.take(events)
+        about = f"{len(commands)} commands, {self.traffic.num_preempted - num_preempted} preempted; {more}"
         for event in events:
             if isinstance(event, ipc.StepDone) and event.step:
-                self._note(took, event, len(commands), self.traffic.num_preempted - before)
+                self._note(took, event, about)
 
-    def _note(self, took: float, step: ipc.StepDone, num_commands: int, num_preempted: int) -> None:
+    def _note(self, took: float, step: ipc.StepDone, about: str) -> None:
         record = self.record
         record.times.append(took)
         record.use.append(step.usage.held_slots / step.usage.num_slots)
         record.what.append(
-            f"step {step.step}: {step.num_decode_rows} rows, {step.num_prefill_tokens} prompt tokens, {num_commands} "
-            f"commands, {num_preempted} preempted"
+            f"step {step.step}: {step.num_decode_rows} rows, {step.num_prefill_tokens} prompt tokens, {about}"
         )
+        if len(record.times) % _LEARN_EVERY_STEPS == 0:
+            self._explained_from = MOST_SLOWER / 2 * float(np.median(record.times[-_LEARN_EVERY_STEPS:]))
 
     def _check(self) -> ipc.Integrity:
         events = self.engine.turn([ipc.CheckIntegrity(1)])

@@ -23,9 +23,11 @@ from typing import TypeAlias
 import msgspec
 
 from services.common.prompt_logprobs import PromptLogprobs
-from services.common.request import FinishReason, GrammarSpec, SamplingParams, TokenLogprob
+from services.common.request import GrammarSpec, SamplingParams
+from services.common.step_outputs import SequenceOutput as SequenceOutput
+from services.common.step_outputs import TokenColumns as TokenColumns
 
-IPC_PROTOCOL = 2
+IPC_PROTOCOL = 3
 """Raised on every incompatible change; both ends of a pod start from one image: a difference is a broken deployment."""
 
 
@@ -254,25 +256,12 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
     job_id: int
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
-    """New tokens of one sequence in one step."""
-
-    job_id: int
-    choice: int
-    first_index: int
-    """Output position of token_ids[0]."""
-    token_ids: list[int]
-    logprobs: list[TokenLogprob] | None = None
-    finish: FinishReason | None = None
-    """STOP or LENGTH; the sequence is gone from the engine (with hand_over: nothing to decode, its KV is freed)."""
-    stop_token_id: int | None = None
-
-
 class StepDone(msgspec.Struct, frozen=True, tag="step"):
     """One step's results, all sequences together, and how the engine stands after it."""
 
     step: int
-    outputs: list[SequenceOutput]
+    others: list[SequenceOutput]
+    """Of the sequences that are not in `tokens`."""
     usage: Usage
     step_s: float
     num_decode_rows: int
@@ -281,6 +270,12 @@ class StepDone(msgspec.Struct, frozen=True, tag="step"):
     """(job_id, prompt tokens computed so far) of the jobs that had a chunk in this step."""
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
     """(job_id, of this step's chunk) of the jobs that ask for them; in order within a job, from position 1 on."""
+    tokens: TokenColumns = TokenColumns()
+
+    @property
+    def outputs(self) -> list[SequenceOutput]:
+        """Of every sequence that got a token or ended."""
+        return [*self.tokens.outputs(), *self.others]
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):

@@ -1,23 +1,13 @@
 """One step's work as arrays: decode rows first, then chunks of prompts."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from services.engine.arrays import Ints
+from services.engine.arrays import Bools, Indexes, Ints
+from services.engine.decode_group import DecodeGroup
 from services.engine.jobs import Job, Sequence
-
-FROM_DEVICE = -1
-"""In `Batch.input_ids`: the id that the row sampled in an earlier step, which the host may not know yet."""
-
-
-class TableWrite(NamedTuple):
-    """Columns [start, end) of a row of the slot table changed; a backend with a copy of its own repeats the write."""
-
-    row: int
-    start: int
-    end: int
+from services.engine.rows import NO_WRITES
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +61,25 @@ class Batch:
     input_ids: Ints  # [T], FROM_DEVICE where the device knows
     positions: Ints  # [T]
     out_slots: Ints  # [T]: where each token's K and V go
-    decode_rows: Ints  # [B]
+    decode: DecodeGroup
     context_lens: Ints  # [B]: with the token itself
-    sequences: list[Sequence] = field(default_factory=list)  # [B]
     output_positions: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [B]: of the sampled tokens
+    ends: Bools = field(default_factory=lambda: np.empty(0, np.bool_))  # [B]: where it is the sequence's last
     chunks: list[Chunk] = field(default_factory=list)
     first_samples: list[Sample] = field(default_factory=list)
     logits_tokens: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R]: tokens whose logits are needed
     scored: list[Scored] = field(default_factory=list)
-    table_writes: list[TableWrite] = field(default_factory=list)  # since the batch before
+    table_writes: Ints = field(default_factory=lambda: NO_WRITES)  # since the batch before, as of `Rows.take_writes`
+
+    @property
+    def decode_rows(self) -> Indexes:
+        """[B]: request rows, ascending."""
+        return self.decode.rows
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """[B]: of the decode rows."""
+        return self.decode.sequences
 
     def samples(self) -> list[Sample]:
         """Every token to sample. Hundreds of decode rows are better read as arrays."""

@@ -99,6 +99,12 @@ class Job:
         return self.state is JobState.ENDING
 
     @property
+    def holds_computed(self) -> bool:
+        """Whether its own holding has the KV of its `num_computed` first tokens."""
+        state = self.state  # a set of enum members would be hashed member by member, in Python
+        return state is JobState.RESTORING or state is JobState.PREFILLING or state is JobState.HOLDING
+
+    @property
     def num_given_outputs(self) -> int:
         """Output ids that came with the command."""
         return len(self.tokens) - self.num_prompt_tokens

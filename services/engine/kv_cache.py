@@ -82,6 +82,23 @@ class KvCache:
         self._count(holding, len(own))
         return True
 
+    def grow_all(self, holdings: list[Holding]) -> Ints | None:
+        """Add an extent to each, as `grow` does, and return them, `[len(holdings), EXTENT_SLOTS]`.
+
+        Returns None, with nothing changed, where not so many slots are free.
+        """
+        if len(holdings) * EXTENT_SLOTS > self._allocator.num_free:
+            return None
+        lasts = np.fromiter((holding.slots[-1] for holding in holdings), np.int32, len(holdings))
+        extents: Ints = np.add.outer(lasts, np.arange(1, EXTENT_SLOTS + 1, dtype=np.int32))
+        apart = [i for i, last in enumerate(lasts.tolist()) if not self._allocator.take_run(last + 1, EXTENT_SLOTS)]
+        if apart:
+            extents[apart] = self._allocate(len(apart) * EXTENT_SLOTS).reshape(-1, EXTENT_SLOTS)
+        for holding, own in zip(holdings, extents, strict=True):
+            holding.slots = np.concatenate((holding.slots, own))
+        self._num_private += extents.size
+        return extents
+
     def share(self, holding: Holding, tokens: Ints) -> bool:
         """Move the slots of `tokens`, whose KV is all there, to the tree; True when some of them were there already.
 
@@ -114,17 +131,24 @@ class KvCache:
 
     def release(self, holding: Holding, valid_tokens: Ints | None = None) -> None:
         """End a holding. `valid_tokens`, whose KV is all there, stay as evictable prefix; None keeps nothing new."""
-        if self._public and valid_tokens is not None and len(valid_tokens) > holding.num_shared:
-            self.share(holding, valid_tokens)
         own = holding.slots[holding.num_shared :]
-        self._allocator.free(own)
         self._count(holding, -len(own))
+        if self._public and valid_tokens is not None and len(valid_tokens) > holding.num_shared:
+            own = self._keep(holding, valid_tokens)
+        self._allocator.free(own)
         self._prefixes.unlock(holding.node)
         if holding.root is not None and not any(node.locks for node in holding.root.children.values()):
             self._allocator.free(self._prefixes.remove_tree(holding.root))
             if holding.root in self._private_roots:
                 self._private_roots.remove(holding.root)
         holding.slots = holding.slots[:0]
+
+    def _keep(self, holding: Holding, tokens: Ints) -> Ints:
+        """Move the slots of `tokens` to the tree, evictable; return those that are left of the holding's own."""
+        n = len(tokens)
+        _, known = self._prefixes.insert(tokens, holding.slots[:n], known=holding.node)
+        self._allocator.free(holding.slots[holding.num_shared : known])  # the tree has had their like
+        return holding.slots[n:]
 
     def cache_changes(self) -> tuple[list[int], list[int]]:
         """Names of the blocks that the prefix cache has stored and evicted since the last call."""

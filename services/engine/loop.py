@@ -16,13 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 
-from services.common.ipc import IPC_PROTOCOL, Command, EngineReady, Event
+from services.common.ipc import IPC_PROTOCOL, Command, EngineReady, Event, pack_ids
 from services.engine.admission import Admission
 from services.engine.agreement import RankLostError, Turn
-from services.engine.arrays import Ints
 from services.engine.arrivals import Arrivals
 from services.engine.batch import Batch
 from services.engine.commands import CommandHandler
@@ -31,7 +29,6 @@ from services.engine.counters import EngineCounters
 from services.engine.grammars import open_grammars
 from services.engine.hearing import NoteHandler
 from services.engine.host_setup import open_host_cache
-from services.engine.jobs import Sequence
 from services.engine.kv_cache import KvCache
 from services.engine.load import LoadedModel
 from services.engine.pushes import Pushes
@@ -222,7 +219,7 @@ class Engine:
     def _launch(self) -> Batch | None:
         decode = self._room.decoding_rows()
         self._end_full()
-        batch = self._builder.build(self.step, decode, self._sequences(decode), self.state.prefilling)
+        batch = self._builder.build(self.step, self.state.decode_group(decode), self.state.prefilling)
         if batch is None:
             return None
         self.step += 1
@@ -252,7 +249,7 @@ class Engine:
             self._pushes.pump_until(launched.result.written)
         ids = self._results.handle(launched.batch, launched.result, time.monotonic() - launched.began)
         if self._agreement.count > 1:
-            self._drawn = zlib.crc32(np.array(ids, np.int32).tobytes(), self._drawn)
+            self._drawn = zlib.crc32(pack_ids(ids), self._drawn)
         if self._pushes is not None:
             for job in launched.batch.finished_prompts():
                 self._pushes.computed(job)
@@ -262,6 +259,3 @@ class Engine:
         for sequence in full:
             log.warning("the pool is too small for %s: it ends at its length", sequence.job.key.request_id)
             end_at_length(self.state, sequence)
-
-    def _sequences(self, decode: Ints) -> list[Sequence]:
-        return [s for row in decode.tolist() if (s := self.state.sequence_of[row]) is not None]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from services.common.request import LengthPenalty, PromptPenalty, SamplingParams
+from services.engine.upload import upload
 
 _MOST_EXPONENT = 60.0
 """e^60 decides every draw, and |x| * e^60 is still a float32."""
@@ -15,17 +16,17 @@ class TokenPenalties:
     """Counts of one sequence's tokens on its device, for the parameters that ask for them."""
 
     def __init__(self, params: SamplingParams, prompt: Tensor, outputs: Tensor, vocab_size: int) -> None:
-        """prompt, outputs: int64 ids on the device; the output so far."""
+        """prompt: ids on the host; outputs: int64 ids on the device, the output so far."""
         device = outputs.device
         self._params = params
         self._counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
         self._add(outputs)
         if params.prompt_penalty is PromptPenalty.ALL:
-            self._add(prompt)
+            self._add(upload(prompt, device).long())
         self._in_prompt: Tensor | None = None
-        if params.prompt_penalty is PromptPenalty.REPETITION:
+        if params.prompt_penalty is PromptPenalty.REPETITION and params.repetition_penalty != 1.0:
             self._in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            self._in_prompt[prompt] = True
+            self._in_prompt[upload(prompt, device).long()] = True
 
     @staticmethod
     def asked_for(params: SamplingParams) -> bool:

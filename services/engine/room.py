@@ -3,7 +3,7 @@
 import logging
 
 from services.common.ipc import Preempted, Revoked
-from services.engine.arrays import Ints
+from services.engine.arrays import Indexes
 from services.engine.jobs import Job, JobState, Sequence
 from services.engine.restores import Restores
 from services.engine.state import EngineState
@@ -20,18 +20,26 @@ class RoomMaker:
         self.full: list[Sequence] = []
         """Sequences that cannot grow and are the last running: they end at their length. The loop takes them."""
 
-    def decoding_rows(self) -> Ints:
+    def decoding_rows(self) -> Indexes:
         """Rows of the next step, each with a slot for its next token."""
         rows = self._state.rows
         decode = rows.decoding()
-        full = decode[rows.length[decode] >= rows.capacity[decode]].tolist()
-        if not full:
+        full = decode[rows.length[decode] >= rows.capacity[decode]]
+        if len(full) == 0 or self._grow_all(full):
             return decode
-        for row in full:
+        for row in full.tolist():
             sequence = self._state.sequence_of[row]
             if sequence is not None:  # it may have been preempted for a row before it
                 self._grow(sequence, row)
         return rows.decoding()
+
+    def _grow_all(self, full: Indexes) -> bool:
+        """Where slots are free for all of them, as is the rule, there is nobody to choose."""
+        sequences = (self._state.sequence_of[row] for row in full.tolist())
+        slots = self._state.kv.grow_all([each.holding for each in sequences if each is not None and each.holding])
+        if slots is not None:
+            self._state.rows.extend(full, slots)
+        return slots is not None
 
     def _grow(self, sequence: Sequence, row: int) -> None:
         state = self._state

@@ -2,13 +2,18 @@
 
 A row belongs to one sequence, or to a prompt being computed (its first sequence takes it over). `length` counts tokens
 whose KV is in the row's slots or is being written by a launched step; `remaining` counts decode steps that may still
-be launched for it, and is 0 for rows that do not decode; `prompt` counts the tokens before a decoding row's outputs.
+be launched for it, and is 0 for rows that do not decode; `prompt` counts the tokens before a decoding row's outputs;
+`job_ids` and `choices` name the sequence that decodes in it.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
-from services.engine.arrays import Ints
-from services.engine.batch import TableWrite
+from services.engine.arrays import Indexes, Ints
+
+NOBODY = -1
+"""In `Rows.job_ids`."""
+NO_WRITES: Ints = np.empty((0, 3), np.int32)
 
 
 class Rows:
@@ -20,9 +25,11 @@ class Rows:
         self.capacity: Ints = np.zeros(num_rows, np.int32)
         self.remaining: Ints = np.zeros(num_rows, np.int32)
         self.prompt: Ints = np.zeros(num_rows, np.int32)
+        self.job_ids: NDArray[np.int64] = np.full(num_rows, NOBODY, np.int64)
+        self.choices: Ints = np.zeros(num_rows, np.int32)
         self._padding_slot = padding_slot
         self._free = list(range(num_rows - 1, -1, -1))
-        self._writes: list[TableWrite] = []
+        self._writes: list[Ints] = []
 
     @property
     def num_free(self) -> int:
@@ -41,8 +48,9 @@ class Rows:
     def give_back(self, row: int) -> None:
         """Make a row free and empty."""
         self.table[row, : self.capacity[row]] = self._padding_slot
-        self._writes.append(TableWrite(row, 0, int(self.capacity[row])))
+        self._writes.append(np.array(((row, 0, self.capacity[row]),), np.int32))
         self.length[row] = self.capacity[row] = self.remaining[row] = 0
+        self.job_ids[row] = NOBODY
         self._free.append(row)
 
     def write(self, row: int, start: int, slots: Ints) -> None:
@@ -50,13 +58,24 @@ class Rows:
         end = min(start + len(slots), self.width)
         self.table[row, start:end] = slots[: end - start]
         self.capacity[row] = end
-        self._writes.append(TableWrite(row, start, end))
+        self._writes.append(np.array(((row, start, end),), np.int32))
 
-    def decoding(self) -> Ints:
+    def extend(self, rows: Indexes, slots: Ints) -> None:
+        """Put `slots [len(rows), n]` behind what the rows hold."""
+        starts = self.capacity[rows]
+        columns = starts[:, None] + np.arange(slots.shape[1], dtype=np.int32)
+        inside = columns < self.width
+        self.table[np.broadcast_to(rows[:, None], columns.shape)[inside], columns[inside]] = slots[inside]
+        self.capacity[rows] = ends = np.minimum(starts + slots.shape[1], self.width)
+        self._writes.append(np.stack((rows, starts, ends), axis=1, dtype=np.int32, casting="same_kind"))
+
+    def decoding(self) -> Indexes:
         """Rows that decode in the next step, ascending."""
-        return np.flatnonzero(self.remaining).astype(np.int32)
+        return self.remaining.nonzero()[0]
 
-    def take_writes(self) -> list[TableWrite]:
-        """Writes since the last call, in order."""
+    def take_writes(self) -> Ints:
+        """[n, 3]: row, first column and end of each write to the table since the last call."""
+        if not self._writes:
+            return NO_WRITES
         writes, self._writes = self._writes, []
-        return writes
+        return np.concatenate(writes)

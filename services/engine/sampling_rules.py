@@ -35,7 +35,7 @@ class SequenceRules:
             self._bias = upload(torch.tensor(list(self.params.logit_bias.values()), dtype=torch.float32), device)
         self._penalties: TokenPenalties | None = None
         if TokenPenalties.asked_for(self.params):
-            prompt = upload(torch.from_numpy(job.tokens[: job.num_prompt_tokens]), device).long()
+            prompt = torch.from_numpy(job.tokens[: job.num_prompt_tokens])
             self._penalties = TokenPenalties(self.params, prompt, _ids(tuple(sequence.outputs), device), vocab_size)
         bad = self.params.bad_sequences
         self._bad = BadSequences(bad, sequence.outputs, device) if bad else None

@@ -3,9 +3,10 @@
     free runs      [2, 5) [9, 40)            each known by its start, by its end and by (length, start)
     allocate(n)    the smallest run that holds n; when none does, whole runs from the largest down
     extend(s, n)   the run that starts at s, if it is free: a growing sequence stays contiguous
-    free(slots)    runs again, merged with free neighbours at once
+    free(slots)    noted; all that was freed since becomes runs, merged with free neighbours, before the next is taken
 
 Invariant: free runs are disjoint and no two touch. All operations are O(log runs) a run, apart from list insertion.
+Sequences that grew side by side have their slots in turn and often end together: together they are few runs.
 """
 
 from bisect import bisect_left, insort
@@ -20,16 +21,19 @@ class SlotAllocator:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.num_free = 0
+        self.num_free = num_slots
+        self._freed: list[Ints] = []  # no runs yet
         self._by_size: list[tuple[int, int]] = []  # (length, start), sorted
         self._end_of: dict[int, int] = {}  # start -> end
         self._start_of: dict[int, int] = {}  # end -> start
-        self._free_run(0, num_slots)
+        if num_slots:
+            self._add(0, num_slots)
 
     def allocate(self, n: int) -> Ints | None:
         """Return n slots in ascending runs, or None when fewer are free; [n], int32."""
         if n > self.num_free:
             return None
+        self._settle()
         parts: list[tuple[int, int]] = []
         while n:
             i = min(bisect_left(self._by_size, (n, 0)), len(self._by_size) - 1)
@@ -42,26 +46,37 @@ class SlotAllocator:
 
     def extend(self, start: int, n: int) -> Ints:
         """Return up to n slots from `start` on, as far as they are free: [<= n], int32."""
+        self._settle()
         end = self._end_of.get(start)
         taken = 0 if end is None else min(n, end - start)
         if taken:
             self._take(start, taken)
         return np.arange(start, start + taken, dtype=np.int32)
 
+    def take_run(self, start: int, n: int) -> bool:
+        """Take exactly the n slots from `start` on, if they are all free."""
+        self._settle()
+        if self._end_of.get(start, start) < start + n:
+            return False
+        self._take(start, n)
+        return True
+
     def free(self, slots: Ints) -> None:
-        """Take back allocated slots in any order."""
-        if len(slots) == 0:
-            return
-        first, last = int(slots.min()), int(slots.max())
-        if last - first == len(slots) - 1:  # one run, as most are: nothing to sort
-            self._free_run(first, last + 1)
-            return
-        for start, end in runs(slots):
-            self._free_run(start, end)
+        """Take back allocated slots in any order; the array is not to change any more."""
+        if len(slots):
+            self._freed.append(slots)
+            self.num_free += len(slots)
 
     def free_slots(self) -> Ints:
         """List every free slot, ascending; for integrity checks."""
+        self._settle()
         return _slots(sorted((start, end - start) for start, end in self._end_of.items()))
+
+    def _settle(self) -> None:
+        if self._freed:
+            freed, self._freed = self._freed, []
+            for start, end in runs(np.concatenate(freed)):
+                self._free_run(start, end)
 
     def _take(self, start: int, n: int) -> None:
         end = self._end_of[start]
@@ -71,9 +86,6 @@ class SlotAllocator:
         self.num_free -= n
 
     def _free_run(self, start: int, end: int) -> None:
-        if start == end:
-            return
-        self.num_free += end - start
         before = self._start_of.get(start)
         if before is not None:
             self._forget(before, start)
@@ -100,10 +112,10 @@ def runs(slots: Ints) -> list[tuple[int, int]]:
     if len(slots) == 0:
         return []
     ordered = np.sort(slots)
-    breaks = np.flatnonzero(np.diff(ordered) != 1)
-    starts = ordered[np.concatenate(([0], breaks + 1))]
-    ends = ordered[np.concatenate((breaks, [len(ordered) - 1]))] + 1
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+    after = ordered + 1
+    breaks = np.flatnonzero(ordered[1:] != after[:-1])
+    starts = [int(ordered[0]), *ordered[breaks + 1].tolist()]
+    return list(zip(starts, [*after[breaks].tolist(), int(after[-1])], strict=True))
 
 
 def _slots(parts: list[tuple[int, int]]) -> Ints:

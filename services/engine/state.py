@@ -7,8 +7,9 @@ import numpy as np
 
 from services.common.ipc import AttemptKey, CacheChanged, Deferred, Ended, Event, GrammarRefused, Usage
 from services.engine.agreement import Agreement
-from services.engine.arrays import Ints
+from services.engine.arrays import Indexes, Ints
 from services.engine.counters import EngineCounters
+from services.engine.decode_group import DecodeGroup, group_of
 from services.engine.grammars import Grammars
 from services.engine.host_cache import HostCache
 from services.engine.jobs import Job, JobState, Sequence
@@ -40,6 +41,7 @@ class EngineState:
         """In the order of admission."""
         self.sequence_of: list[Sequence | None] = [None] * len(rows.length)
         """By row, of rows that decode."""
+        self._decodes = group_of(rows.decoding(), rows, [])
         self.events: list[Event] = []
         self.counters = counters
         self.pages: PagePool | None = None
@@ -69,6 +71,14 @@ class EngineState:
     def add(self, job: Job) -> None:
         """A job is in, with its holding."""
         self.jobs[job.job_id] = job
+
+    def decode_group(self, decode: Indexes) -> DecodeGroup:
+        """The sequences of the rows `decode`, all of which decode; the same object while nobody joins or leaves."""
+        known, n = self._decodes, len(decode)
+        if len(known.rows) != n or np.count_nonzero((known.rows == decode) & known.still_there(self.rows)) < n:
+            sequences = [sequence for row in decode.tolist() if (sequence := self.sequence_of[row]) is not None]
+            self._decodes = known = group_of(decode, self.rows, sequences)
+        return known
 
     def begin_prompt(self, job: Job) -> None:
         """A job computes what there is no KV of, behind those before it."""
@@ -141,6 +151,7 @@ class EngineState:
             rows.write(row, 0, holding.slots)
         rows.length[row] = len(job.tokens)
         rows.prompt[row] = job.num_prompt_tokens
+        rows.job_ids[row], rows.choices[row] = job.job_id, sequence.choice
         rows.remaining[row] = max(0, job.max_outputs - job.num_given_outputs - num_sampled)
 
     def end_sequence(self, sequence: Sequence, num_outputs: int) -> None:
@@ -166,8 +177,7 @@ class EngineState:
             return
         if job.state is JobState.PREFILLING:
             self.prefilling.remove(job)
-        has_computed = job.state in {JobState.RESTORING, JobState.PREFILLING, JobState.HOLDING}
-        computed = job.tokens[: job.num_computed] if has_computed else None
+        computed = job.tokens[: job.num_computed] if job.holds_computed else None
         job.state = JobState.ENDING
         for sequence in job.sequences.values():
             self.end_sequence(sequence, len(sequence.outputs))

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from services.engine.arrays import Ints
-from services.engine.batch import FROM_DEVICE, Batch, Chunk, Sample, Scored
-from services.engine.jobs import Job, Sequence
+from services.engine.batch import Batch, Chunk, Sample, Scored
+from services.engine.decode_group import DecodeGroup
+from services.engine.jobs import Job
 from services.engine.rows import Rows
 
 
@@ -54,26 +54,24 @@ class StepBuilder:
         self._chunk_tokens = chunk_tokens
         self._push_tail_tokens = push_tail_tokens
 
-    def build(self, step: int, decode: Ints, sequences: list[Sequence], prefilling: list[Job]) -> Batch | None:
-        """Make the batch of `decode` rows, which have a slot for one more token, and of chunks; None when empty.
-
-        `sequences` stand in the order of `decode`.
-        """
+    def build(self, step: int, decode: DecodeGroup, prefilling: list[Job]) -> Batch | None:
+        """Make the batch of `decode`, whose rows have a slot for one more token, and of chunks; None when empty."""
         plan = plan_chunks(prefilling, self._chunk_tokens, self._push_tail_tokens)
-        if len(decode) == 0 and not plan:
+        rows, decoding = self._rows, decode.rows
+        if len(decoding) == 0 and not plan:
             return None
-        rows = self._rows
-        positions = rows.length[decode]
+        positions = rows.length[decoding]
+        context_lens = positions + 1
         batch = Batch(
             step=step,
-            input_ids=np.full(len(decode), FROM_DEVICE, np.int32),
+            input_ids=decode.input_ids,
             positions=positions,
-            out_slots=rows.table[decode, positions],
-            decode_rows=decode,
-            context_lens=positions + 1,
-            sequences=sequences,
-            output_positions=positions + 1 - rows.prompt[decode],
-            logits_tokens=np.arange(len(decode), dtype=np.int32),
+            out_slots=rows.table[decoding, positions],
+            decode=decode,
+            context_lens=context_lens,
+            output_positions=context_lens - rows.prompt[decoding],
+            ends=rows.remaining[decoding] == 1,
+            logits_tokens=decode.order,
         )
         if plan:
             self._add_chunks(batch, plan)

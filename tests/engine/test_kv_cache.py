@@ -57,6 +57,19 @@ class KvCacheMachine(RuleBasedStateMachine):
             tokens.append(token)
 
     @precondition(lambda self: self.sequences)
+    @rule(n=st.integers(1, 9))
+    def grow_all(self, n: int) -> None:
+        holdings = [holding for holding, _ in self.sequences[:n]]
+        before, usage = [holding.slots.copy() for holding in holdings], self.kv.usage()
+        slots = self.kv.grow_all(holdings)
+        if slots is None:
+            assert usage.free_slots < EXTENT_SLOTS * len(holdings)
+            assert self.kv.usage() == usage
+            return
+        for holding, had, own in zip(holdings, before, slots, strict=True):
+            assert holding.slots.tolist() == [*had.tolist(), *own.tolist()]
+
+    @precondition(lambda self: self.sequences)
     @rule(n=st.integers(0, 9), keep=st.booleans())
     def end(self, n: int, keep: bool) -> None:
         holding, tokens = self.sequences.pop(n % len(self.sequences))
@@ -98,6 +111,16 @@ def test_a_prompt_and_its_growth_stay_one_run() -> None:
     assert kv.grow(holding)
     assert len(holding.slots) == 50 + EXTENT_SLOTS
     assert np.all(np.diff(holding.slots) == 1)
+
+
+def test_sequences_that_grow_together_stay_runs_where_they_can() -> None:
+    kv = KvCache(1000, prefix_cache=True)
+    holdings = [kv.acquire(ids(list(range(i, i + 50))), 49) for i in range(3)]
+    grown = [holding for holding in holdings if holding is not None]
+    assert kv.grow_all(grown) is not None
+    assert [len(holding.slots) for holding in grown] == 3 * [50 + EXTENT_SLOTS]
+    assert np.all(np.diff(grown[-1].slots) == 1), "nobody had the slots behind the last"
+    assert kv.problems(grown) == []
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

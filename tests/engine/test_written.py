@@ -6,7 +6,9 @@ import numpy as np
 
 from services.common.ipc import AttemptKey
 from services.engine.batch import Batch, Chunk
+from services.engine.decode_group import group_of
 from services.engine.jobs import Job, JobState
+from services.engine.rows import Rows
 from services.engine.written import Part, Written
 
 
@@ -31,7 +33,8 @@ def job_of(num_tokens: int) -> Job:
 def batch_of(step: Step, job: Job, start: int, end: int) -> Batch:
     nothing = np.empty(0, np.int32)
     chunk = Chunk(job, 0, start, end - start)
-    return Batch(step.number, nothing, nothing, nothing, nothing, nothing, chunks=[chunk])
+    nobody = group_of(np.empty(0, np.intp), Rows(1, 1, padding_slot=0), [])
+    return Batch(step.number, nothing, nothing, nothing, nobody, nothing, chunks=[chunk])
 
 
 def test_nothing_is_read_before_its_step_is_the_next_to_end() -> None:

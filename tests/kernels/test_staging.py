@@ -22,6 +22,7 @@ def test_the_device_table_follows_the_hosts(device: torch.device) -> None:
         for row in taken[: 1 + step % 3]:
             start = int(random.integers(0, int(rows.capacity[row]) + 1))
             rows.write(row, start, random.integers(0, 90, random.integers(1, 12)).astype(np.int32))
+        rows.extend(np.array(taken), random.integers(0, 90, (3, 4)).astype(np.int32))
         if step == 3:
             rows.give_back(taken[0])
             assert rows.take() == taken[0]

@@ -8,7 +8,7 @@ from services.engine.backends.cuda.row_masks import MaskBlocks
 from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
 from services.engine.backends.cuda.warm_up import warm_pages, warm_sampling, warm_table
-from services.engine.rows import Rows
+from services.engine.rows import NO_WRITES, Rows
 
 VOCAB = 96
 
@@ -24,4 +24,4 @@ def test_it_changes_nothing_that_is_read(device: torch.device) -> None:
     assert torch.equal(pool, before)
     assert torch.equal(table.table, entries)
     assert not table.next_ids.any()
-    assert table.stage([], staging) == [], "the next step writes nothing of it"
+    assert table.stage(NO_WRITES, staging) == [], "the next step writes nothing of it"

@@ -49,7 +49,7 @@ class RowDraws:
     def stage(self, batch: Batch, staging: Staging) -> Draws | None:
         """Pack what the batch's decode rows need beyond the argmax; sample i draws output i from row i."""
         rows = batch.decode_rows
-        if batch.sequences != self._last:
+        if batch.sequences is not self._last:  # the same list while nobody joins or leaves
             for row, sequence in zip(rows.tolist(), batch.sequences, strict=True):
                 if self._seen[row] is not sequence:
                     self._learn(row, sequence)

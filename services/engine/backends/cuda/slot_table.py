@@ -11,7 +11,6 @@ from torch import Tensor
 from kernels.indexed import scatter_ints
 from services.engine.arrays import Ints
 from services.engine.backends.cuda.staging import Staging
-from services.engine.batch import TableWrite
 from services.engine.rows import Rows
 
 _WIDTH_MULTIPLE = 32
@@ -37,34 +36,28 @@ class DeviceTable:
         """Set next ids from the host, before the next step's launches."""
         self._given += zip(rows, ids, strict=True)
 
-    def stage(self, writes: list[TableWrite], staging: Staging) -> list[Callable[[], None]]:
-        """Pack what has changed since the last step; return the launches that write it, for behind the copy."""
+    def stage(self, writes: Ints, staging: Staging) -> list[Callable[[], None]]:
+        """Pack what has changed since the last step, `writes` as of `Rows.take_writes`; return the launches that write
+        it, for behind the copy."""
         launches: list[Callable[[], None]] = []
-        index, values = self._changed(writes)
-        if len(index):
-            launches.append(_writing(staging.put(values), staging.put(index), self.table))
+        if len(writes):
+            index, values = self._changed(writes)
+            if len(index):
+                launches.append(_writing(staging.put(values), staging.put(index), self.table))
         if self._given:
             rows, ids = np.array(self._given, np.int32).T
             launches.append(_writing(staging.put(ids), staging.put(rows), self.next_ids))
             self._given = []
         return launches
 
-    def _changed(self, writes: list[TableWrite]) -> tuple[Ints, Ints]:
-        """Flat positions and slots, as the host's table has them now."""
-        spans: dict[int, tuple[int, int]] = {}
-        for row, start, end in writes:
-            known = spans.get(row, (start, end))
-            spans[row] = min(start, known[0]), min(max(end, known[1]), int(self._rows.capacity[row]))
-        width = self.table.shape[1]
-        live = [(row, start, end) for row, (start, end) in spans.items() if start < end]
-        if not live:
-            return np.empty(0, np.int32), np.empty(0, np.int32)
-        rows, starts, ends = np.array(live, np.int32).T
-        lengths = ends - starts
+    def _changed(self, writes: Ints) -> tuple[Ints, Ints]:
+        """Flat positions and slots, as the host's table has them now; a place that was written twice comes twice."""
+        rows, starts, ends = writes.T
+        lengths = np.maximum(np.minimum(ends, self._rows.capacity[rows]) - starts, 0)
         before = np.cumsum(lengths) - lengths
         columns = np.arange(before[-1] + lengths[-1], dtype=np.int32) + np.repeat(starts - before, lengths)
         rows = np.repeat(rows, lengths)
-        return (rows * width + columns).astype(np.int32), self._rows.table[rows, columns]
+        return (rows * self.table.shape[1] + columns).astype(np.int32), self._rows.table[rows, columns]
 
 
 def _writing(values: Tensor, index: Tensor, out: Tensor) -> Callable[[], None]:

@@ -24,6 +24,7 @@ from services.engine.batch import Sample, Scored
 from services.engine.jobs import Job, JobState, Sequence
 from services.engine.matcher import Drawn
 from services.engine.prompt_scoring import score
+from services.engine.rows import NO_WRITES
 
 _PENALIZED = SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1)
 _WAYS = (
@@ -72,7 +73,7 @@ def warm_table(table: DeviceTable, staging: Staging) -> None:
     """Write what padding reads, as it is."""
     table.give_ids([table.padding_row], [0])
     staging.begin()
-    writes = table.stage([], staging)
+    writes = table.stage(NO_WRITES, staging)
     staging.send()
     for write in writes:
         write()

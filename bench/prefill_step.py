@@ -14,7 +14,7 @@ from bench import ceilings
 from bench.llama_shape import HEADS, contexts, random_decoder, random_pool, rope_tables
 from bench.timing import call_ms
 from kernels.prefill_attention import PrefillTuning, prefill_tiles
-from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep, PromptAttention
+from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep
 
 BARS = {(8, 1024): 46_000, (1, 8192): 40_000}
 FLOORS = {(8, 1024): 55_000, (1, 8192): 49_500}
@@ -55,12 +55,14 @@ def main() -> None:
         batch, num_slots = whole_prompts(prompts, length, device)
         pool = random_pool(num_slots, device)
         logits = {}
-        for attention in PromptAttention:
-            step = PrefillStep(decoder, HEADS, rope, pool, attention, TUNING)
+        for attention in ("cuDNN", "Triton"):
+            step = PrefillStep(decoder, HEADS, rope, pool, TUNING)
+            if attention == "cuDNN":
+                step.plan([(prompts, length)])
             ms = call_ms(lambda: step(batch).argmax(-1), calls=4, rounds=5)  # noqa: B023
             logits[attention] = step(batch)
             rate = prompts * length / ms * 1e3
-            print(f"prefill {prompts} x {length} {attention.value:7} {ms:8.2f} ms {rate:8.0f} tok/s  bar {bar}  "
+            print(f"prefill {prompts} x {length} {attention:7} {ms:8.2f} ms {rate:8.0f} tok/s  bar {bar}  "
                   f"floor {FLOORS[prompts, length]}", flush=True)  # fmt: skip
             if args.profile:
                 profile(lambda: step(batch))  # noqa: B023

@@ -41,13 +41,14 @@ def choose_device(config: EngineConfig) -> torch.device:
 
 
 def make_runner(
-    decoder: Decoder | GenericDecoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor], ranks: Ranks
-) -> Runner:
-    """Build what runs steps on the pool's device."""
+    decoder: Decoder | GenericDecoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor],
+    ranks: Ranks, chunk_tokens: int,
+) -> Runner:  # fmt: skip
+    """Build what runs steps, of at most `chunk_tokens` prompt tokens, on the pool's device."""
     if pool.device.type != "cpu":
         from services.engine.backends.cuda.runner import CudaRunner  # needs triton, which a CPU deployment may lack
 
-        return CudaRunner(decoder, pool, rows, heads, rope, ranks)
+        return CudaRunner(decoder, pool, rows, heads, rope, ranks, chunk_tokens)
     backend = CpuBackend(pool, rows.table, heads, rope, ranks)
     adopted = backend.adopt(decoder) if isinstance(decoder, Decoder) else decoder
     return ModelRunner(adopted, backend, Sampler(decoder.vocab_size, pool.device))

@@ -63,7 +63,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     rope = rope_tables(model.rope, model.head_dim, max_context)
     heads = Heads(model.num_heads // ranks.count, model.num_kv_heads // ranks.count, model.head_dim)
     with torch.inference_mode(), fits(device, "what steps work in", _SMALLER_STEPS):
-        runner = make_runner(decoder, pool, rows, heads, rope, ranks)
+        runner = make_runner(decoder, pool, rows, heads, rope, ranks, config.chunk_tokens)
     loaded = LoadedModel(
         config=model,
         runner=runner,

@@ -11,7 +11,8 @@ import torch
 from triton.runtime import interpreter
 
 from services.engine import load
-from services.engine.backends.cuda import chunks, prefill_graphs, recipe
+from services.engine.backends.cuda import prefill_graphs, recipe
+from services.engine.backends.cuda.chunks import PaddedShape
 from services.engine.backends.cuda.runner import CudaRunner
 from tests.engine.driver import Driver
 
@@ -56,9 +57,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engines:
             monkeypatch.setattr(load, "make_runner", CudaRunner)
             # Each interpreted program costs time, also one that finds nothing to do: launch few more than are needed.
             monkeypatch.setattr(recipe, "PROGRAMS", 8)
-            monkeypatch.setattr(prefill_graphs, "NUM_TOKENS", (8, 24))
-            for module in (chunks, prefill_graphs):
-                monkeypatch.setattr(module, "MAX_CHUNKS", 3)
+            monkeypatch.setattr(prefill_graphs, "SHAPES", (PaddedShape(8, 3), PaddedShape(24, 3), PaddedShape(24, 6)))
         backend = "cuda" if HAS_CARD else "cpu"
         return Driver(folder, backend=backend, **{"max_running_requests": 6, "max_context_tokens": 160} | changes)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import triton
+from torch import Tensor
 
 from kernels import indexed, masks, pages, sampling
 from services.common import ipc
@@ -18,11 +20,13 @@ from services.common.request import (
     PromptPenalty,
     SamplingParams,
 )
-from services.engine import host_rule, host_setup
+from services.engine import host_rule, host_setup, sampling_rules
+from services.engine.backends.cuda import prefill_graphs
 from services.engine.backends.cuda.clock import Mark
 from services.engine.backends.cuda.decode_graphs import ladder
 from services.engine.backends.cuda.runner import CudaRunner
 from services.engine.config import ConfigError
+from services.engine.penalties import TokenPenalties
 from tests.engine.driver import Driver
 from tests.engine.tiny import EOS, FAMILIES, make_model, prompt_of, reference_greedy
 from tests.kernels.conftest import HAS_CARD, Engines
@@ -114,6 +118,43 @@ def test_every_way_of_sampling_equals_the_cpu_backend(engine: Engines, folder_of
     assert runs[0][:2] == runs[1][:2]
     for expected, found in zip(runs[0][2], runs[1][2], strict=True):
         assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_many_short_prompts_share_a_graph_and_padding_run_beforehand_is_not_seen(
+    engine: Engines, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of("llama-biased")
+    driver = engine(folder)
+    prefill = driver.engine._runner._prefill  # type: ignore[attr-defined] # the cuda runner's own
+    if not HAS_CARD:
+        monkeypatch.setattr(prefill_graphs, "_LAUNCHED_TOKENS", 32)
+        with torch.inference_mode():
+            prefill.warm(driver.engine._runner._stage_no_rows, 64)  # type: ignore[attr-defined]
+    prompts = [prompt_of(3, seed=i) for i in range(5)]
+    driver.turn(*(driver.admit(prompt, 2, stop_token_ids=(EOS,)) for prompt in prompts))
+    assert prefill._chosen is not None
+    assert prefill._chosen.num_chunks >= len(prompts)
+    driver.run()
+    assert list(driver.tokens.values()) == [reference_greedy(folder, prompt, 2) for prompt in prompts]
+    driver.check()
+
+
+def test_what_a_sequence_has_on_the_device_goes_with_it(
+    engine: Engines, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though no step comes behind its last one."""
+    counts: list[weakref.ref[TokenPenalties]] = []
+
+    class Noted(TokenPenalties):
+        def __init__(self, params: SamplingParams, prompt: Tensor, outputs: Tensor, vocab_size: int) -> None:
+            super().__init__(params, prompt, outputs, vocab_size)
+            counts.append(weakref.ref(self))
+
+    monkeypatch.setattr(sampling_rules, "TokenPenalties", Noted)
+    driver = engine(folder_of("llama"), max_running_requests=1)
+    driver.run(driver.admit(prompt_of(3), 2, sampling=SamplingParams(temperature=0.0, presence_penalty=0.5)))
+    assert counts
+    assert [count() for count in counts] == [None] * len(counts)
 
 
 def test_choices_of_one_prompt_and_minimum_lengths(engine: Engines, folder_of: Callable[[str], Path]) -> None:

@@ -13,7 +13,7 @@ from kernels.prefill_attention import PrefillTuning, prefill_tiles
 from kernels.skinny_gemm import GemmShape
 from services.engine.backends.cuda import prefill_step
 from services.engine.backends.cuda.decode_step import DecodeBuffers, DecodeStep
-from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep, PromptAttention
+from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep
 from services.engine.backends.cuda.recipe import DecodeRecipe, SplitDepth
 from services.engine.models.layers import Attention, Block, Decoder, GatedMlp, Linear
 from tests.kernels.close import assert_close
@@ -101,7 +101,7 @@ def test_two_chunks_and_a_decode_step_equal_the_plain_model(device: torch.device
     ids = torch.tensor(IDS, dtype=torch.int32, device=device)
     expected = plain(model, ids)
     tuning = PrefillTuning(16, 16, 2, 4)
-    prefill = PrefillStep(model.decoder, HEADS, model.rope, model.pool, PromptAttention.TRITON, tuning)
+    prefill = PrefillStep(model.decoder, HEADS, model.rope, model.pool, tuning)
     assert_close(prefill(chunk(model, ids, 0, 4))[0], expected[3], 1e-5)
     assert_close(prefill(chunk(model, ids, 4, 7))[0], expected[6], 1e-5)
     buffers = DecodeBuffers(model.decoder, HEADS, 2, VOCAB)
@@ -118,6 +118,6 @@ def test_the_last_layer_may_compute_q_of_the_wanted_tokens_alone(
     monkeypatch.setattr(prefill_step, "_FEW", 1)
     ids = torch.tensor(IDS, dtype=torch.int32, device=device)
     tuning = PrefillTuning(16, 16, 2, 4)
-    prefill = PrefillStep(model.decoder, HEADS, model.rope, model.pool, PromptAttention.TRITON, tuning)
+    prefill = PrefillStep(model.decoder, HEADS, model.rope, model.pool, tuning)
     assert_close(prefill(chunk(model, ids, 0, 4))[0], plain(model, ids)[3], 1e-5)
     assert_close(prefill(chunk(model, ids, 4, 8))[0], plain(model, ids)[7], 1e-5)

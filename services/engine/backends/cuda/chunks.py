@@ -7,6 +7,7 @@ padding slot, which their K and V are written to. A last, empty chunk takes the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +19,16 @@ from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
 from services.engine.batch import Batch
 
-MAX_CHUNKS = 8
-"""Real chunks of a padded batch; two more follow."""
+_ENDS = (0, 8, 64, 512)
+"""How many tokens a step's logits are computed of: cuBLAS loads other kernels, tens of milliseconds, for other
+numbers."""
+
+
+class PaddedShape(NamedTuple):
+    """Room of a padded batch; two chunks of padding follow the real ones."""
+
+    num_tokens: int
+    num_chunks: int
 
 
 @dataclass(slots=True)
@@ -42,18 +51,21 @@ def stage_chunks(batch: Batch, table: DeviceTable, staging: Staging, block_queri
     chunks = _chunks_of(batch)
     lengths = chunks.lengths
     equal = all(chunk.start == 0 for chunk in batch.chunks) and len(set(lengths)) == 1
+    ends = len(chunks.logits_tokens)
+    chunks.logits_tokens += [0] * (next((n for n in _ENDS if n >= ends), ends) - ends)
     tiles = prefill_tiles(lengths, chunks.ends, block_queries)
     last = [(i, length - 1) for i, length in enumerate(lengths)]
     return _put(chunks, tiles, last, table.table, staging, (len(lengths), lengths[0]) if equal else None)
 
 
 def stage_padded(
-    batch: Batch | None, num_tokens: int, table: DeviceTable, staging: Staging, block_queries: int
+    batch: Batch | None, shape: PaddedShape, table: DeviceTable, staging: Staging, block_queries: int
 ) -> PrefillBatch:
-    """Pack at most `MAX_CHUNKS` chunks as `num_tokens` tokens: arrays of the same sizes whatever the batch holds."""
+    """Pack chunks as a batch of a fixed shape: arrays of the same sizes whatever the batch holds."""
+    num_tokens, most_chunks = shape
     chunks = _empty() if batch is None else _chunks_of(batch)
     num_chunks, real = len(chunks.lengths), len(chunks.ids)
-    padding, unused = num_tokens - real, MAX_CHUNKS - num_chunks
+    padding, unused = num_tokens - real, most_chunks - num_chunks
     last = [(i, length - 1) for i, length in enumerate(chunks.lengths)]
     chunks.ids = np.concatenate((chunks.ids, np.zeros(padding, np.int32)))
     chunks.positions = np.concatenate((chunks.positions, np.zeros(padding, np.int32)))
@@ -61,10 +73,10 @@ def stage_padded(
     chunks.rows += [table.padding_row] * (unused + 2)
     chunks.lengths += [0] * unused + [padding, 0]
     chunks.ends += [0] * unused + [padding, 0]
-    chunks.logits_tokens += [0] * (MAX_CHUNKS - len(chunks.logits_tokens))
-    nothing = (MAX_CHUNKS + 1, 0)
+    chunks.logits_tokens += [0] * (most_chunks - len(chunks.logits_tokens))
+    nothing = (most_chunks + 1, 0)
     tiles = prefill_tiles(chunks.lengths, chunks.ends, block_queries)
-    tiles += [nothing] * (num_tokens // block_queries + MAX_CHUNKS + 1 - len(tiles))
+    tiles += [nothing] * (num_tokens // block_queries + most_chunks + 1 - len(tiles))
     return _put(chunks, tiles, last + [nothing] * unused, table.table, staging, None)
 
 

@@ -1,6 +1,6 @@
 """Short prefills as CUDA graphs by number of tokens: launched one by one, 300 kernels cost more than they compute.
 
-A graph's arrays come behind the decode rows in the staging block, in sizes that depend on its tokens alone, so they
+A graph's arrays come behind the decode rows in the staging block, in sizes that depend on its shape alone, so they
 always lie where the capture found them.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.engine.backends.cuda.chunks import MAX_CHUNKS, stage_chunks, stage_padded
+from services.engine.backends.cuda.chunks import PaddedShape, stage_chunks, stage_padded
 from services.engine.backends.cuda.clock import captured
 from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep
 from services.engine.backends.cuda.slot_table import DeviceTable
@@ -22,7 +22,16 @@ from services.engine.batch import Batch
 
 log = logging.getLogger(__name__)
 
-NUM_TOKENS = (64, 128, 256, 512)
+SHAPES = tuple(PaddedShape(*shape) for shape in ((64, 8), (128, 8), (256, 8), (512, 8), (512, 64)))
+"""The first that holds a batch is taken; room for many chunks costs a step of few about 1%."""
+_LAUNCHED_TOKENS = 1024
+"""Of the smallest step that is run beforehand, of those that are larger than any graph; then twice as many, and so
+on."""
+_MOST_LAUNCHED_TOKENS = 8192
+"""The largest takes a fifth of a second on an H200; attention of larger ones would take as long as the rest."""
+_EQUAL_PROMPTS = (1, 2, 4, 8)
+"""As many prompts of one length that fill a step attend through cuDNN. One is the rule for prompts longer than a step:
+their first chunk."""
 
 
 class PrefillGraphs:
@@ -30,27 +39,42 @@ class PrefillGraphs:
 
     def __init__(self, step: PrefillStep, table: DeviceTable, staging: Staging, block_queries: int) -> None:
         self._step, self._table, self._staging, self._block_queries = step, table, staging, block_queries
-        self._graphs: dict[int, Callable[[], object]] = {}
-        self._logits: dict[int, Tensor] = {}
-        self._kept: dict[int, PrefillBatch] = {}
-        self._chosen: int | None = None
+        self._graphs: dict[PaddedShape, Callable[[], object]] = {}
+        self._logits: dict[PaddedShape, Tensor] = {}
+        self._kept: dict[PaddedShape, PrefillBatch] = {}
+        self._chosen: PaddedShape | None = None
 
     def capture(self, begin: Callable[[], object], device: torch.device) -> None:
         """`begin` starts a step in the staging block and packs no decode rows."""
         began = time.monotonic()
         memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        for num_tokens in reversed(NUM_TOKENS):
-            begin()
-            batch = stage_padded(None, num_tokens, self._table, self._staging, self._block_queries)
-            self._staging.send()
-            self._kept[num_tokens] = batch
-            self._graphs[num_tokens] = captured(self._launches(num_tokens, batch), device, memory)
-        log.info("prefill graphs for up to %s tokens, %.1f s", NUM_TOKENS, time.monotonic() - began)
+        for shape in reversed(SHAPES):
+            batch = self._kept[shape] = self._padding(shape, begin)
+            self._graphs[shape] = captured(self._launches(shape, batch), device, memory)
+        log.info("prefill graphs for up to %s tokens, chunks: %.1f s", SHAPES, time.monotonic() - began)
+
+    def warm(self, begin: Callable[[], object], chunk_tokens: int) -> None:
+        """Run steps of padding that are too large for a graph, up to `chunk_tokens`: cuBLAS loads its kernels, torch
+        takes memory, and cuDNN plans what it is to attend to."""
+        began, largest = time.monotonic(), SHAPES[-1]
+        if chunk_tokens <= largest.num_tokens:
+            return
+        self._step.plan([(n, chunk_tokens // n) for n in _EQUAL_PROMPTS if chunk_tokens % n == 0])
+        sizes = [min(chunk_tokens, _MOST_LAUNCHED_TOKENS)]
+        while sizes[-1] >= 2 * _LAUNCHED_TOKENS:
+            sizes.append(sizes[-1] // 2)
+        for num_tokens, num_chunks in (
+            *((size, SHAPES[0].num_chunks) for size in sizes),
+            (sizes[-1], largest.num_chunks),
+        ):
+            self._step(self._padding(PaddedShape(num_tokens, num_chunks), begin))
+        log.info("steps of up to %d prompt tokens: %.1f s", chunk_tokens, time.monotonic() - began)
 
     def stage(self, batch: Batch) -> PrefillBatch:
         """Pack a batch's chunks, padded where a graph takes them."""
-        fits = [n for n in NUM_TOKENS if n >= batch.num_prefill_tokens and not batch.scored]
-        self._chosen = fits[0] if fits and len(batch.chunks) <= MAX_CHUNKS else None
+        num_tokens, num_chunks = batch.num_prefill_tokens, len(batch.chunks)
+        fits = (each for each in SHAPES if num_tokens <= each.num_tokens and num_chunks <= each.num_chunks)
+        self._chosen = None if batch.scored else next(fits, None)
         if self._chosen is None:
             return stage_chunks(batch, self._table, self._staging, self._block_queries)
         staged = stage_padded(batch, self._chosen, self._table, self._staging, self._block_queries)
@@ -72,8 +96,14 @@ class PrefillGraphs:
         """As `PrefillStep.logits`."""
         return self._step.logits(states)
 
-    def _launches(self, num_tokens: int, batch: PrefillBatch) -> Callable[[], None]:
+    def _padding(self, shape: PaddedShape, begin: Callable[[], object]) -> PrefillBatch:
+        begin()
+        batch = stage_padded(None, shape, self._table, self._staging, self._block_queries)
+        self._staging.send()
+        return batch
+
+    def _launches(self, shape: PaddedShape, batch: PrefillBatch) -> Callable[[], None]:
         def launches() -> None:
-            self._logits[num_tokens] = self._step(batch)
+            self._logits[shape] = self._step(batch)
 
         return launches

@@ -1,15 +1,14 @@
 """A prefill step: chunks of prompts through the decoder, launched kernel by kernel.
 
-Products run through cuBLAS, which adds the residual in its own epilogue. Whole prompts of equal length attend through
-cuDNN, straight from the fused q, k, v rows; ragged chunks, and chunks behind a cached prefix, through the Triton kernel
-over the slot table. The last layer writes every token's K and V, but computes the rest only for the tokens whose
-logits are asked for: one layer's attention and MLP less for all others.
+Products run through cuBLAS, which adds the residual in its own epilogue. Whole prompts of equal length, of shapes that
+were planned, attend through cuDNN, straight from the fused q, k, v rows; all else, such as ragged chunks and chunks
+behind a cached prefix, through the Triton kernel over the slot table. The last layer writes every token's K and V, but
+computes the rest only for the tokens whose logits are asked for: one layer's attention and MLP less for all others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import Enum
 
 import torch
 from torch import Tensor
@@ -29,13 +28,6 @@ from services.engine.models.layers import Block, Decoder, Linear
 _FEW = 32
 """Tokens for each one whose logits are asked for, and such tokens at least, from which on q of the last layer is
 computed for these alone. Short steps are bound by reading the weights, once is best there."""
-
-
-class PromptAttention(Enum):
-    """What attends from the tokens of a prompt."""
-
-    CUDNN = "cudnn"
-    TRITON = "triton"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +60,27 @@ class PrefillStep:
 
     def __init__(
         self, decoder: Decoder, heads: Heads, rope: Rope, pool: Tensor,
-        attention: PromptAttention, tuning: PrefillTuning, sums: RankSums | None = None,
+        tuning: PrefillTuning, sums: RankSums | None = None,
     ) -> None:  # fmt: skip
         """`sums`: of the ranks that the decoder is split over; None for one."""
         self._decoder, self._heads, self._rope, self._pool = decoder, heads, rope, pool
-        self._attention, self._tuning, self._sums = attention, tuning, sums
+        self._tuning, self._sums = tuning, sums
+        self._planned: set[tuple[int, int]] = set()
+        """What cuDNN attends to, as `PrefillBatch.whole`."""
+
+    def plan(self, shapes: list[tuple[int, int]]) -> None:
+        """Have cuDNN attend in steps of so many whole prompts of one length: of `(prompts, length)`.
+
+        For each it makes a plan first, 40 ms, and for the first of all it loads its code, half a second. None in
+        float32, which it does not take, nor without a card.
+        """
+        if not self._pool.is_cuda or self._pool.dtype == torch.float32:
+            return
+        width = (self._heads.num_heads + 2 * self._heads.num_kv_heads) * self._heads.head_dim
+        for prompts, length in shapes:
+            qkv = torch.zeros(prompts * length, width, dtype=self._pool.dtype, device=self._pool.device)
+            self._whole_prompts(qkv, (prompts, length))
+            self._planned.add((prompts, length))
 
     def __call__(self, batch: PrefillBatch) -> Tensor:
         """Write the chunks' K and V; return logits `[len(logits_tokens), vocab]`, of this rank's share."""
@@ -168,7 +176,7 @@ class PrefillStep:
     def _attend(self, layer: int, block: Block, normed: Tensor, batch: PrefillBatch) -> Tensor:
         qkv = _product(normed, block.attention.qkv)
         self._rotate(layer, block, qkv, batch)
-        if batch.whole is not None and self._attention is PromptAttention.CUDNN:
+        if batch.whole is not None and batch.whole in self._planned:
             return self._whole_prompts(qkv, batch.whole)
         out = qkv.new_empty(len(qkv), self._heads.num_heads * self._heads.head_dim)
         self._paged(layer, qkv, batch, batch.tiles, out)

@@ -27,13 +27,13 @@ from kernels.indexed import scatter_ints
 from kernels.layout import Heads as KernelHeads
 from kernels.layout import Rope
 from kernels.prefill_attention import PrefillTuning
-from services.engine.arrays import Ints
+from services.engine.arrays import Indexes, Ints
 from services.engine.backends.cuda.clock import Mark, SideStream, download, upload
 from services.engine.backends.cuda.decode_graphs import DecodeGraphs
 from services.engine.backends.cuda.eager_steps import EagerDecode, EagerPrefill, EagerStep
 from services.engine.backends.cuda.host_pages import PinnedPages
 from services.engine.backends.cuda.prefill_graphs import PrefillGraphs
-from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep, PromptAttention
+from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep
 from services.engine.backends.cuda.rank_sums import open_rank_sums
 from services.engine.backends.cuda.recipe import recipe_for
 from services.engine.backends.cuda.result import DeviceResult, HostIds, Outputs, Waiting
@@ -79,9 +79,10 @@ class CudaRunner:
 
     def __init__(
         self, decoder: Decoder | GenericDecoder, pool: Tensor, rows: Rows, heads: Heads, rope: tuple[Tensor, Tensor],
-        ranks: Ranks,
+        ranks: Ranks, chunk_tokens: int,
     ) -> None:  # fmt: skip
-        """Capture the graphs of our own families. `rope`: tables as `models.rope.rope_tables` makes them, float32."""
+        """Capture the graphs of our own families. `rope`: tables as `models.rope.rope_tables` makes them, float32;
+        `chunk_tokens`: most prompt tokens of a step."""
         self.device = pool.device
         self.pool = pool.zero_()  # kernels read beyond a context's end: what is there counts for nothing, but is finite
         self.waiting = Waiting()
@@ -106,7 +107,7 @@ class CudaRunner:
         if isinstance(decoder, GenericDecoder):
             self._open_eager(decoder)
         else:
-            self._capture(decoder)
+            self._capture(decoder, chunk_tokens)
         if self.device.type == "cuda":  # an interpreter has nothing to compile
             self._warm_up()
 
@@ -167,23 +168,22 @@ class CudaRunner:
         self._prefill = EagerPrefill(step, self._table, self._staging, tuning.block_queries)
         self._graphs = EagerDecode(step, self._table, self._rows, self._lens, self._vocab, self.pool.dtype)
 
-    def _capture(self, decoder: Decoder) -> None:
+    def _capture(self, decoder: Decoder, chunk_tokens: int) -> None:
         sums = open_rank_sums(self._ranks, decoder.embedding.shape[1], self._max_rows, self.pool.dtype, self.device)
         hopper = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device)[0] == 9
         half = self.pool.dtype in {torch.bfloat16, torch.float16}
         tuning = PrefillTuning() if half else _SMALL_TILES
-        attention = PromptAttention.CUDNN if half and self.device.type == "cuda" else PromptAttention.TRITON
         recipe_of = partial(recipe_for, num_kv_heads=self._heads.num_kv_heads, dtype=self.pool.dtype, hopper=hopper,
                             num_ranks=self._ranks.count)  # fmt: skip
         log.info(
-            "decode: Triton split-KV attention, products %s; prompts: attention %s, products cuBLAS",
-            "Triton up to 64 rows, cuBLAS above" if half else "cuBLAS",
-            "cuDNN for whole prompts of equal length, Triton for others" if attention is PromptAttention.CUDNN
-            else "Triton",
+            "decode: Triton split-KV attention, products %s; prompts: attention Triton, cuDNN where prompts of equal "
+            "length fill a step, products cuBLAS", "Triton up to 64 rows, cuBLAS above" if half else "cuBLAS",
         )  # fmt: skip
-        prefill = PrefillStep(decoder, self._heads, self._rope, self.pool, attention, tuning, sums)
+        prefill = PrefillStep(decoder, self._heads, self._rope, self.pool, tuning, sums)
         graphs = PrefillGraphs(prefill, self._table, self._staging, tuning.block_queries)
         graphs.capture(self._stage_no_rows, self.device)
+        if self.device.type == "cuda":  # an interpreter has nothing to load
+            graphs.warm(self._stage_no_rows, chunk_tokens)
         self._prefill = graphs
         self._stage_no_rows()
         self._staging.send()
@@ -200,10 +200,9 @@ class CudaRunner:
         log.info("kernels of sampling and of pages: %.1f s", time.monotonic() - began)
 
     def _stage_no_rows(self) -> Tensor:
-        nothing = np.empty(0, np.int32)
-        return self._stage_rows(nothing, nothing)
+        return self._stage_rows(np.empty(0, np.intp), np.empty(0, np.int32))
 
-    def _stage_rows(self, decode_rows: Ints, context_lens: Ints) -> Tensor:
+    def _stage_rows(self, decode_rows: Indexes, context_lens: Ints) -> Tensor:
         """Pack what the graphs read, first of all, so that it always lies at the same addresses."""
         n, (rows, lens) = len(decode_rows), self._packed
         rows[:n], rows[n:] = decode_rows, self._table.padding_row

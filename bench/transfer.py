@@ -8,8 +8,9 @@
 `copy` copies such messages one after the other within this process, from a page here to memory of the peer's device.
 `raw` keeps `depth` tagged sends in flight between all of those pages by UCXX's synchronous API in a busy loop, with no
 protocol but the same UCX settings: what UCX itself reaches. `kv` pushes through `KvSender` and `KvReceiver` as engines
-do, without gather and scatter: `depth` payloads move at once, and both processes have four times as many pages as the
-largest depth asked for. A push that does not land ends the run. Rounds of all three take turns; the median counts.
+do, without gather and scatter: `depth` payloads move at once (one after the other where the receiver reads them out of
+the sender's pages), and both processes have four times as many pages as the largest depth asked for. A push that does
+not land ends the run. Rounds of all three take turns; the median counts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.transfer_pair import MIB, Case, Pair, PairOptions
+from bench.transfer_ways import WAYS
 
 HOST_TOTAL_MIB, DEVICE_TOTAL_MIB = 256, 4096
 """Of a round: in one that is over after a few messages, its first and its last are most of the time."""
@@ -59,12 +61,13 @@ def measure(pair: Pair, case: Case, rounds: int) -> Figure:
 def run(options: argparse.Namespace) -> list[Figure]:
     """Measure every case, printing each."""
     depth = max(options.depth)
-    given = {"spin_s": (options.spin_us, 1e6), "hot_s": (options.hot_ms, 1e3)}
+    given = {"spin_s": (options.spin_us, 1e6), "naps_s": (options.naps_ms, 1e3)}
     pace = {name: value / scale for name, (value, scale) in given.items() if value is not None}
     total_mib = options.total_mib or (HOST_TOTAL_MIB if options.device == "cpu" else DEVICE_TOTAL_MIB)
     settings = PairOptions(
         options.device, options.peer_device or options.device, num_pages=4 * depth, credit=3 * depth,
-        page_bytes=int(max(options.mib) * MIB), pace=pace, cores=options.cores and tuple(options.cores),
+        page_bytes=int(max(options.mib) * MIB), pace=pace, may_map=WAYS[options.way],
+        cores=options.cores and tuple(options.cores),
     )  # fmt: skip
     pair = Pair(settings, multiprocessing.get_context("spawn"))
     print(f"{settings.device} to {settings.peer_device} {pace or ''}")
@@ -93,7 +96,8 @@ def main() -> None:
         help=f"bytes of one round of one case; default: {HOST_TOTAL_MIB}, from device pages {DEVICE_TOTAL_MIB}",
     )  # fmt: skip
     parser.add_argument("--spin-us", type=float, help="TransferConfig.spin_s of both sides")
-    parser.add_argument("--hot-ms", type=float, help="TransferConfig.hot_s of both sides")
+    parser.add_argument("--naps-ms", type=float, help="TransferConfig.naps_s of both sides")
+    parser.add_argument("--way", choices=WAYS, default="mapped", help="see bench.transfer_stages; matters for devices")
     parser.add_argument(
         "--cores", type=int, nargs=2, help="keep each process on a core of its own: steadier where others work too"
     )

@@ -6,7 +6,6 @@ import os
 import select
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
@@ -14,7 +13,6 @@ from multiprocessing.context import SpawnContext
 from bench.transfer_copy import Copier
 from bench.transfer_probe import Probe, Report
 from bench.transfer_raw import RawReceiver, RawSender
-from bench.transfer_ways import Way
 from services.common.ipc import AttemptKey
 from services.engine.transfer.config import TransferConfig
 from services.engine.transfer.events import (
@@ -65,9 +63,9 @@ class PairOptions:
     credit: int
     page_bytes: int
     pace: dict[str, float]
-    """`spin_s` and `hot_s` of TransferConfig, where not its own."""
-    way: Way | None = None
-    """Instead of what suits the device."""
+    """`spin_s` and `naps_s` of TransferConfig, where not its own."""
+    may_map: bool = True
+    """Of TransferConfig."""
     cores: tuple[int, int] | None = None
     """One for each process, so that they never take turns on one; None: as the system likes."""
     is_probed: bool = False
@@ -75,12 +73,7 @@ class PairOptions:
 
     def config(self, peer_id: str, incarnation: str, **more: int) -> TransferConfig:
         """Of one side."""
-        pace = self.pace if self.way is None else {**self.pace, "hot_s": self.way.hot_s}
-        return TransferConfig(peer_id, incarnation, "bench", **pace, **more)  # type: ignore[arg-type]
-
-    def making(self) -> AbstractContextManager[None]:
-        """A sender or receiver made within goes the asked way."""
-        return nullcontext() if self.way is None else self.way.making()
+        return TransferConfig(peer_id, incarnation, "bench", may_map=self.may_map, **self.pace, **more)  # type: ignore[arg-type]
 
     def pin(self, side: int) -> None:
         """Keep this process, with threads to come, on its core; `side`: 0 sends, 1 receives."""
@@ -103,8 +96,7 @@ def serve(pipe: Connection, options: PairOptions) -> None:
     options.pin(1)
     probe = Probe() if options.is_probed else None
     pool = PagePool(memory(options.peer_device), options.num_pages, options.page_bytes)
-    with options.making():
-        receiver = KvReceiver(options.config("decode", "d", credit=options.credit), pool)
+    receiver = KvReceiver(options.config("decode", "d", credit=options.credit), pool)
     raw = RawReceiver()
     receiver.expect(KEY)
     pipe.send((receiver.port, raw.port))
@@ -171,8 +163,7 @@ class Pair:
         self._raw = None
         if self._sender is not None:
             self._sender.close()
-        with self._options.making():
-            self._sender = KvSender(self._options.config("prefill", f"p-{depth}", depth=depth), self._pool)
+        self._sender = KvSender(self._options.config("prefill", f"p-{depth}", depth=depth), self._pool)
         self._sender.connect(PeerAddress("decode", "127.0.0.1", self._kv_port, "d", "bench"))
         proven = next(event for event in self._events(self._sender) if isinstance(event, PeerProven))
         # Not before: its peer answers only inside `raw`, and a connection that waits slows the other worker's down.

@@ -22,11 +22,13 @@ from services.engine.transfer.mailbox import Mailbox
 from services.engine.transfer.outbound import OutboundQueue
 from services.engine.transfer.receive_channel import ReceiveChannel
 from services.engine.transfer.receiver import KvReceiver
+from services.engine.transfer.send_channel import SendChannel
 from services.engine.transfer.sender import KvSender
 from services.engine.transfer.transfer_thread import TransferThread
 
 Seq = Callable[..., int]
 _WITH_TAG: Seq = lambda _link, _page, _num_bytes, tag, _on_done: tag & 0xFFFFFFFF  # noqa: E731
+_WITH_INBOUND: Seq = lambda _link, _page, _start, _num_bytes, on_done: on_done.args[0].seq  # noqa: E731
 _WITH_SEQ: Seq = lambda _owner, message, *_: message.seq  # noqa: E731
 
 STAGES = ("announced", "heard", "posted", "sending", "arrived", "sent", "settled", "answered")
@@ -66,13 +68,16 @@ class Probe:
         self._wrap(Fabric, "sleep", "sleep")
         self._wrap(Link, "say", "send frame")
         self._wrap(Channel, "flush", "flush")
+        self._wrap(SendChannel, "_on_taken", "on taken")
         self._wrap(Mailbox, "put", "wake")
         self._wrap(OutboundQueue, "_announce", "announce", end=("announced", _WITH_SEQ))
         self._wrap(Link, "send_page", "send page", begin=("sending", _WITH_TAG))
         self._wrap(OutboundQueue, "_on_sent", "on sent", begin=("sent", _WITH_SEQ))
-        self._wrap(OutboundQueue, "answered", "on answer", begin=("answered", _WITH_SEQ))
+        self._wrap(OutboundQueue, "answered", "on answer")
+        self._wrap(OutboundQueue, "_report", "on answer", begin=("answered", _WITH_SEQ))
         self._wrap(ReceiveChannel, "_on_announce", "on announce", begin=("heard", _WITH_SEQ))
         self._wrap(Link, "receive_page", "post receive", end=("posted", _WITH_TAG))
+        self._wrap(Link, "read_page", "start read", end=("posted", _WITH_INBOUND))
         self._wrap(ReceiveChannel, "_on_received", "on received", begin=("arrived", _WITH_SEQ))
         self._wrap(ReceiveChannel, "_settle", "settle", end=("settled", _WITH_SEQ))
         self._wrap(KvSender, "push", "push")

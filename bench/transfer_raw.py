@@ -16,12 +16,12 @@ from services.engine.transfer.page_memory import Buffer
 _TAG = ucx.UCXXTag(7)
 
 
-def make_worker(*, is_queued: bool = False) -> Any:  # noqa: ANN401 # UCXX carries no types
-    """With the transfer's settings; a queued one needs UCXX's thread, which starts what was queued for it."""
+def make_worker() -> Any:  # noqa: ANN401 # UCXX carries no types
+    """With the transfer's settings."""
     context = ucx.UCXContext(
         unless_in_environment(UCX_DEFAULTS), (ucx.Feature.TAG, ucx.Feature.WAKEUP, ucx.Feature.STREAM)
     )
-    return ucx.UCXWorker(context, enable_delayed_submission=is_queued, enable_python_future=False)
+    return ucx.UCXWorker(context, enable_delayed_submission=False, enable_python_future=False)
 
 
 class RawReceiver:

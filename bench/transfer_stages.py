@@ -8,9 +8,8 @@ Every case runs twice: as it is, for its rate beside raw UCXX, then stamped (`be
 medians and 90th percentiles of a page's moments after it was announced, and what each thread of P, which sends, and
 of D did, in us a page of wall and of processor time.
 
-Ways, each with a pair of processes of its own: `calm`, nothing polls UCX but the transfer's thread; `hot`, a thread of
-UCXX polls and starts what was queued for it; `direct`, one polls, and the transfer's thread enters UCX beside it.
-Look at `post receive`: in `direct` it waits for the polling thread's rounds, with as much processor as wall time.
+Ways, each with a pair of processes of its own: `mapped`, the receiver maps the sender's pages and reads payloads out of
+them, where both are on devices of one host; `ucx`, UCX moves payloads, as it does everywhere else.
 """
 
 from __future__ import annotations
@@ -98,17 +97,17 @@ def main() -> None:
     parser.add_argument("--peer-device", help="where the receiving process has its pages; default: the same")
     parser.add_argument("--mib", type=float, nargs="+", default=[0.0625, 1, 4, 16, 64], help="page sizes")
     parser.add_argument("--depth", type=int, nargs="+", default=[1, 4, 8], help="pages in flight")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, help="default: calm on the host, else all")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="default: ucx on the host, else both")
     parser.add_argument("--messages", type=int, default=64, help="of a round of one case")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=int, nargs=2, help="keep each process on a core of its own")
     options = parser.parse_args()
     depth = max(options.depth)
     cases = [Case(mib, each, max(options.messages, 4 * each)) for each in options.depth for mib in options.mib]
-    for way in options.ways or (["calm"] if options.device == "cpu" else list(WAYS)):
+    for way in options.ways or (["ucx"] if options.device == "cpu" else list(WAYS)):
         settings = PairOptions(
             options.device, options.peer_device or options.device, num_pages=4 * depth, credit=3 * depth,
-            page_bytes=int(max(options.mib) * MIB), pace={}, way=WAYS[way],
+            page_bytes=int(max(options.mib) * MIB), pace={}, may_map=WAYS[way],
             cores=options.cores and tuple(options.cores),
         )  # fmt: skip
         heads = list(rates(settings, cases, options.rounds))

@@ -1,5 +1,6 @@
 """The engine's end of the KV transfer, made from its configuration: pages, and a sender or a receiver by role."""
 
+import os
 from dataclasses import dataclass
 
 import msgspec
@@ -10,7 +11,7 @@ from services.engine.load import LoadedModel
 from services.engine.transfer.config import TransferConfig
 from services.engine.transfer.device_memory import DeviceMemory
 from services.engine.transfer.heads import HeadRange
-from services.engine.transfer.lanes import Lane
+from services.engine.transfer.lanes import Lane, allows_cuda_ipc
 from services.engine.transfer.page_memory import HostMemory
 from services.engine.transfer.pages import PagePool
 from services.engine.transfer.receiver import KvReceiver
@@ -97,6 +98,7 @@ def open_transfer(config: EngineConfig, model: LoadedModel) -> TransferEnd | Non
 def _settings(config: EngineConfig, options: TransferOptions, group: str, num_kv_heads: int) -> TransferConfig:
     if options.require_lane is not None and options.require_lane not in _LANES:
         raise ConfigError(f"transfer.require_lane is {options.require_lane!r}; allowed: {', '.join(_LANES)}")
+    tls = os.environ.get("UCX_TLS", options.ucx_tls) or "all"
     ucx = {"TLS": options.ucx_tls, "NET_DEVICES": options.ucx_net_devices}
     return TransferConfig(
         peer_id=config.worker_id,
@@ -110,5 +112,6 @@ def _settings(config: EngineConfig, options: TransferOptions, group: str, num_kv
         checksum=options.checksum,
         require_lane=None if options.require_lane is None else _LANES[options.require_lane],
         push_timeout_s=options.push_timeout_s,
+        may_map=allows_cuda_ipc(tls),
         ucx_options={name: value for name, value in ucx.items() if value is not None},
     )

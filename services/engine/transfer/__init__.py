@@ -12,6 +12,9 @@ The life of a payload:
     decode loop     Received: scatter(page, kv, slots); page.release()
     decode thread   ANSWER, which returns the credit; Pushed(outcome) reaches the prefill loop
 
+Where the receiver has mapped the sender's pages (`shared_pages`), it reads the payload itself, and what it says, TAKEN,
+stands for UCX's report to the sender.
+
 SENT is what makes a late reader harmless: a sender past its deadline closes its endpoint and never says SENT, so bytes
 that a slow receiver pulled out of a page already reused are thrown away, whatever UCX says of its receive.
 """

@@ -26,6 +26,8 @@ class Inbound:
     num_bytes: int
     checksum: int | None
     is_proof: bool
+    source: int = 0
+    """Where it begins in the sender's block of pages; of use where that is mapped."""
     page: Page | None = None
     """None before it is placed, and for ever when it goes to the scratch page."""
     early_until: float = 0.0
@@ -89,8 +91,8 @@ class Admission:
             if inbound.channel.is_over:
                 self._waiting.popleft()
                 continue
-            page = self._pool.acquire() if self.wants(inbound) else None
-            if page is None and self.wants(inbound):
+            page = None
+            if self.wants(inbound) and (page := self._pool.acquire()) is None:
                 return
             self._waiting.popleft()
             inbound.channel.post(inbound, page)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from services.engine.transfer.config import TransferConfig
 from services.engine.transfer.events import LostReason
 from services.engine.transfer.link import Link
-from services.engine.transfer.wire import FRAME_MESSAGES, Control, Hello, Kind, control_tag, pack_frame
+from services.engine.transfer.wire import FRAME_MESSAGES, Control, Fate, Hello, Kind, control_tag, pack_frame
 
 
 class End(NamedTuple):
@@ -49,6 +49,14 @@ class Channel:
         self._spoke_at = now
         self._unsent.append(message)
 
+    def note(self, kind: Kind, seq: int, now: float, fate: Fate = Fate.LANDED) -> None:
+        """Say something of a payload; of payloads one after the other in one message."""
+        last = self._unsent[-1] if self._unsent else None
+        if last is not None and last.kind is kind and last.fate is fate and last.seq + last.num_seqs == seq:
+            self._unsent[-1] = Control(kind, last.channel, last.seq, fate=fate, num_seqs=last.num_seqs + 1)
+        elif self.peer_channel is not None:
+            self.say(Control(kind, self.peer_channel, seq, fate=fate), now)
+
     def holds_back(self, kind: Kind, seq: int) -> bool:
         """Whether such a message was said and not sent yet."""
         return any(message.kind is kind and message.seq == seq for message in self._unsent)
@@ -60,10 +68,10 @@ class Channel:
             frame, self._unsent = self._unsent[:FRAME_MESSAGES], self._unsent[FRAME_MESSAGES:]
             self.link.say(pack_frame(frame), control_tag(self.peer_channel))
 
-    def address(self, kind: Kind, seq: int = 0) -> Control:
+    def address(self, kind: Kind) -> Control:
         """A message of `kind` to the peer; only on an open channel."""
         assert self.peer_channel is not None
-        return Control(kind, self.peer_channel, seq)
+        return Control(kind, self.peer_channel)
 
     def heard(self, now: float) -> None:
         """The peer is alive."""

@@ -48,9 +48,11 @@ class TransferConfig:
     """Receiver: how long a forgotten attempt is known to be gone; one lease."""
     spin_s: float = 50e-6
     """How long the thread polls after anything happened before it sleeps: buys latency with CPU time and GIL."""
-    hot_s: float | None = None
-    """How long UCX is polled by a thread of its own after a payload moved, which takes a core for so long; None: 20 ms
-    for pages on a device, never for pages on the host."""
+    naps_s: float | None = None
+    """How long the thread looks every 20 us after anything happened, which leaves the interpreter to the loop in
+    between; None: 1 ms for pages on a device, never for pages on the host."""
+    may_map: bool = True
+    """Whether pages that two processes of a host can share are mapped by the receiver, and read without UCX."""
     ucx_options: dict[str, str] = field(default_factory=dict)
     """UCX settings without the UCX_ prefix; an environment variable of the same name wins."""
 

@@ -6,7 +6,10 @@ from typing import cast
 
 import torch
 
-from services.engine.transfer.page_memory import Buffer, pattern
+from services.engine.transfer import device_mapping
+from services.engine.transfer.page_memory import Buffer, Mapping, pattern
+
+_TRIED_BYTES = 16
 
 
 class DeviceMemory:
@@ -47,3 +50,13 @@ class DeviceMemory:
         """See PageMemory. Copies the page to the host first: for the handshake and for debugging."""
         on_host: Buffer = cast("torch.Tensor", buffer).cpu().numpy()
         return zlib.crc32(memoryview(on_host))
+
+    def share(self, block: Buffer) -> bytes:
+        """See PageMemory: a handle of CUDA's, of use on this host alone."""
+        return device_mapping.share(block.data_ptr(), len(block))
+
+    def map(self, share: bytes) -> Mapping:
+        """See PageMemory."""
+        mapping = device_mapping.DeviceMapping(share)
+        mapping.try_out(torch.empty(_TRIED_BYTES, dtype=torch.uint8, device=self._device))
+        return mapping

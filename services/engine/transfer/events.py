@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from services.common.ipc import AttemptKey
 from services.engine.transfer.heads import ONE_HEAD, HeadRange
@@ -90,8 +90,7 @@ class PeerLost:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pushed:
+class Pushed(NamedTuple):
     """The end of one push. Its page is back in the pool, or will be once the connection's end is through (LOST)."""
 
     peer_id: str
@@ -102,8 +101,7 @@ class Pushed:
     outcome: PushOutcome
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """KV of tokens [token_start, token_start + num_tokens) lies in `page`, which whoever takes this event releases."""
 
     peer_id: str

@@ -1,15 +1,9 @@
 """UCX of one engine rank: context, worker, listener, links. Everything but the constructor runs on the transfer thread.
 
 UCXX's synchronous classes are driven here by a plain loop, not its asyncio layer: a transfer is then an object that UCX
-reports on, with no coroutine that a cancelled task could abandon (R1), and a message costs no scheduling.
-
-A fabric is calm or hot. Calm, UCX works only inside `turn`, and `sleep` waits for its events. Hot, a thread of UCXX
-polls UCX without this interpreter: copies between devices cost UCX tens of us of driver calls each, which then run
-beside the protocol's own work, not after it.
-
-One that may be hot queues what it starts for that thread. UCX has one lock, which the polling thread lets go of for an
-instant between two of its rounds: a call from here would spin until it wins that race, for several rounds, where a
-place in the queue costs a few us.
+reports on, with no coroutine that a cancelled task could abandon (R1), and a message costs no scheduling. UCX works
+only inside `turn`, and `sleep` waits for its events: a thread that polled it would hold its lock for whole rounds, and
+every call from here would wait for them.
 """
 
 import logging
@@ -17,7 +11,6 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,22 +56,17 @@ def unless_in_environment(options: dict[str, str]) -> dict[str, str]:
 class Fabric:
     """Moves bytes for the channels of one process: the only one that touches UCX's worker and listener."""
 
-    def __init__(
-        self, ucx_options: dict[str, str], wake_fd: int, bind: Callable[[], None], *, may_be_hot: bool
-    ) -> None:
+    def __init__(self, ucx_options: dict[str, str], wake_fd: int) -> None:
         """Start UCX. Environment variables win over `ucx_options`, and those over the defaults.
 
-        A readable `wake_fd` ends `sleep`. `bind` (`PageMemory.bind_thread`) is called on UCXX's thread when hot.
+        A readable `wake_fd` ends `sleep`.
         """
         options = {**UCX_DEFAULTS, **ucx_options}
         self._context = ucx.UCXContext(
             unless_in_environment(options), (ucx.Feature.TAG, ucx.Feature.WAKEUP, ucx.Feature.STREAM)
         )
-        self._worker = ucx.UCXWorker(self._context, enable_delayed_submission=may_be_hot, enable_python_future=False)
+        self._worker = ucx.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=False)
         self._worker.init_blocking_progress_mode()
-        self._worker.set_progress_thread_start_callback(bind)
-        self._may_be_hot = may_be_hot
-        self._is_hot = False
         self._listener: Any = None
         self._accepted: list[Link] = []
         self._links: list[Link] = []
@@ -91,46 +79,29 @@ class Fabric:
         """Accept peers on every interface; returns the port. Raises UCXError when it cannot be had."""
         # The callback runs inside UCX's progress, where nothing of UCX may be called: it only takes the endpoint down.
         self._listener = ucx.UCXListener.create(
-            self._worker, port, lambda endpoint: self._accepted.append(self._link(endpoint)), deliver_endpoint=True
+            self._worker, port, lambda endpoint: self._accepted.append(Link(endpoint)), deliver_endpoint=True
         )
         return int(self._listener.port)
 
     def connect(self, host: str, port: int) -> Link:
         """A link on its way up; where nobody listens it is soon dead. Raises UCXError on a bad address."""
-        link = self._link(ucx.UCXEndpoint.create(self._worker, host, port, True))
+        link = Link(ucx.UCXEndpoint.create(self._worker, host, port, True))
         self._links.append(link)
         return link
 
     def turn(self) -> bool:
         """Let UCX work and finish the flights it reports. Whether anything finished."""
-        if not self._is_hot:
-            self._worker.progress()
+        self._worker.progress()
         moved = [link.collect() for link in self._links]
         if any(link.is_closed for link in self._links):
             self._links = [link for link in self._links if not (link.is_closed and link.is_drained)]
         return any(moved)
 
-    def _link(self, endpoint: UcxObject) -> Link:
-        return Link(endpoint, self._heat, self._calm)
-
-    def _heat(self) -> None:
-        """Something was started: where that was queued, UCX works on a thread of its own from now on, on a core."""
-        if self._may_be_hot and not self._is_hot:
-            self._is_hot = True
-            self._worker.start_progress_thread(True)
-
-    def _calm(self) -> None:
-        """Let UCX work on this thread alone from now on; what was queued has been started."""
-        if self._is_hot:
-            self._worker.stop_progress_thread()
-            self._is_hot = False
-
     def accepted(self) -> list[Link]:
         """Peers that have connected since the last call."""
         if not self._accepted:
             return []
-        accepted = list(self._accepted)  # UCXX's thread may add to it meanwhile
-        del self._accepted[: len(accepted)]
+        accepted, self._accepted = self._accepted, []
         self._links += accepted
         return accepted
 
@@ -149,15 +120,14 @@ class Fabric:
         return arrived
 
     def sleep(self, timeout_s: float) -> None:
-        """Wait, calm, until UCX or the wake fd has something, at most `timeout_s`."""
-        self._calm()
+        """Wait until UCX or the wake fd has something, at most `timeout_s`."""
         if self._worker.arm():  # false: something came meanwhile
             self._poller.poll(timeout_s * 1e3)
 
     @property
-    def is_moving(self) -> bool:
-        """Whether any link has more than control messages in flight."""
-        return any(link.is_moving for link in self._links)
+    def is_reading(self) -> bool:
+        """Whether any link reads from a peer's pages: the end of that wakes nobody."""
+        return any(link.is_reading for link in self._links)
 
     @property
     def is_idle(self) -> bool:
@@ -170,7 +140,6 @@ class Fabric:
 
     def close(self) -> None:
         """Close all links and let go of UCX. A flight UCX does not report within _DRAIN_S is never reported."""
-        self._calm()
         self.close_listener()
         for link in self._links:
             link.close()
@@ -182,5 +151,4 @@ class Fabric:
 
     def _post_control(self, array: UcxObject) -> tuple[UcxObject, UcxObject]:
         request = self._worker.tag_recv(array, ucx.UCXXTag(control_tag(0)), ucx.UCXXTagMask(CONTROL_TAG_MASK))
-        self._heat()
         return request, array

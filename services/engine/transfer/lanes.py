@@ -27,6 +27,12 @@ _HOST_LANES = {
 _DEVICE_LANES = {Lane.CUDA_IPC: ("cuda_ipc",), **_HOST_LANES}
 
 
+def allows_cuda_ipc(tls: str) -> bool:
+    """Whether a value of UCX_TLS, such as "rc,cuda_ipc,sm,tcp" or "^tcp", leaves that transport in."""
+    names = set(tls.removeprefix("^").split(","))
+    return bool(names & {"all", "cuda", "cuda_ipc"}) != tls.startswith("^")
+
+
 def fastest_lane(transports: Iterable[str], *, device_pages: bool) -> Lane:
     """The fastest lane among an endpoint's transports that can move a page of this kind.
 

@@ -4,7 +4,8 @@
        └── drop ──> gone
 
 Announced ahead of its turn, a payload finds its receive posted: none waits for a round trip. Its page is free once UCX
-reports the send; its credit returns with the answer. Each push reports exactly one `Pushed`.
+reports the send; its credit returns with the answer. Each push reports exactly one `Pushed`. Where the peer reads the
+pages by itself, a payload moves from its announcement on, and TAKEN is what UCX's report is elsewhere.
 """
 
 from collections import deque
@@ -20,6 +21,8 @@ from services.engine.transfer.pages import Page
 from services.engine.transfer.stats import PeerMeter
 from services.engine.transfer.wire import Control, Fate, Kind, payload_tag
 
+_AT_ONCE = (1, 4)
+"""An idle peer hears of the first page, and of the next three, while the rest of many is still being described."""
 _OUTCOMES = {Fate.LANDED: PushOutcome.LANDED, Fate.DISCARDED: PushOutcome.DISCARDED, Fate.CORRUPT: PushOutcome.CORRUPT}
 
 
@@ -83,13 +86,15 @@ class OutboundQueue:
             self._report(outbound, PushOutcome.DROPPED)
 
     def answered(self, answer: Control) -> None:
-        """The peer has told what became of a payload; one that it cannot have got ends the channel."""
-        outbound = self._unanswered.pop(answer.seq, None)
-        if outbound is None:
-            self._channel.end(LostReason.PROTOCOL, f"answered payload {answer.seq}, which is not in flight")
-            return
-        self._credit += 1
-        self._report(outbound, _OUTCOMES[answer.fate])
+        """The peer has told what became of payloads; one that it cannot have got ends the channel."""
+        outcome = _OUTCOMES[answer.fate]
+        for seq in answer.seqs:
+            outbound = self._unanswered.pop(seq, None)
+            if outbound is None:
+                self._channel.end(LostReason.PROTOCOL, f"answered payload {seq}, which is not in flight")
+                return
+            self._credit += 1
+            self._report(outbound, outcome)
         self._pump()
 
     def overdue(self, now: float) -> Outbound | None:
@@ -126,17 +131,21 @@ class OutboundQueue:
         self._channel.say(
             Control(
                 Kind.ANNOUNCE, peer, outbound.seq, outbound.key, outbound.token_start, outbound.num_tokens,
-                outbound.num_bytes, checksum=checksum,
+                outbound.num_bytes, checksum=checksum, page=outbound.page.index,
             ),
             now,
         )  # fmt: skip
+        if len(self._unanswered) in _AT_ONCE:
+            self._channel.flush()
 
     def _move(self) -> None:
-        peer = self._channel.peer_channel
+        peer, is_lending = self._channel.peer_channel, self._channel.link.is_lending
         assert peer is not None
-        while self._announced and self._num_moving < self._context.config.depth and self._channel.ended is None:
+        while self._announced and self._channel.ended is None:
+            if not is_lending and self._num_moving >= self._context.config.depth:
+                return  # a peer that reads by itself reads one after the other
             outbound = self._announced.popleft()
-            if self._channel.holds_back(Kind.ANNOUNCE, outbound.seq):
+            if not is_lending and self._channel.holds_back(Kind.ANNOUNCE, outbound.seq):
                 self._channel.flush()  # the announcement goes ahead of the payload, so that UCX finds a receive
             self._num_moving += 1
             self._meter.begin(self._context.now())
@@ -152,8 +161,9 @@ class OutboundQueue:
         if failure is not None:
             self._channel.end(LostReason.ENDPOINT, failure)
             return
-        self._channel.say(self._channel.address(Kind.SENT, outbound.seq), now)
-        self._move()
+        self._channel.note(Kind.SENT, outbound.seq, now)
+        if self._announced:
+            self._move()
 
     def _report(self, outbound: Outbound, outcome: PushOutcome) -> None:
         self._context.meters.outcomes[outcome.value] += 1

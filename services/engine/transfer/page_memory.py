@@ -9,9 +9,42 @@ Buffer: TypeAlias = Any
 """1-D uint8 that slices without copying and that UCXX takes: a numpy array (host) or a torch CUDA tensor (device).
 UCXX refuses torch CPU tensors, which have neither the buffer protocol nor `__cuda_array_interface__`."""
 
+NOT_SHARED = b""
+"""What `PageMemory.share` gives where no other process can map the block."""
 _ALIGNMENT_BYTES = 4096
 _PATTERN_PERIOD = 65521
 """A prime, so that a pattern shifted by any power of two differs."""
+
+
+class MappingError(Exception):
+    """A peer's pages cannot be mapped here, or a read of them failed."""
+
+
+class Read(Protocol):
+    """Bytes on their way out of a peer's page."""
+
+    @property
+    def completed(self) -> bool:
+        """Whether they are there, or never will be; nothing reads or writes for it any more."""
+        ...
+
+    def check_error(self) -> None:
+        """Raises MappingError when it is completed and they are not there."""
+        ...
+
+
+class Mapping(Protocol):
+    """A peer's block of pages in this process's reach. Transfer thread."""
+
+    num_bytes: int
+
+    def read(self, start: int, num_bytes: int, into: Buffer) -> Read:
+        """Start copying `num_bytes` from `start` on to the start of `into`. Reads complete in their order."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the block; no read is under way."""
+        ...
 
 
 class PageMemory(Protocol):
@@ -33,6 +66,14 @@ class PageMemory(Protocol):
 
     def checksum(self, buffer: Buffer) -> int:
         """CRC-32 of the bytes."""
+        ...
+
+    def share(self, block: Buffer) -> bytes:
+        """What another process of this host may map an allocated block by, SHARE_BYTES at most, or NOT_SHARED."""
+        ...
+
+    def map(self, share: bytes) -> Mapping:
+        """Map a peer's block. Raises MappingError where that cannot be."""
         ...
 
 
@@ -58,6 +99,14 @@ class HostMemory:
     def checksum(self, buffer: Buffer) -> int:
         """See PageMemory. zlib gives the GIL back meanwhile."""
         return zlib.crc32(memoryview(buffer))
+
+    def share(self, block: Buffer) -> bytes:  # noqa: ARG002
+        """See PageMemory: UCX reads a peer's host memory in one copy itself."""
+        return NOT_SHARED
+
+    def map(self, share: bytes) -> Mapping:  # noqa: ARG002
+        """See PageMemory."""
+        raise MappingError("these pages are on the host")
 
 
 def pattern(num_bytes: int, seed: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":

@@ -107,6 +107,8 @@ class PagePool:
         self.memory = memory
         self.page_bytes = page_bytes
         block = memory.allocate((num_pages + 1) * page_bytes)
+        self.share = memory.share(block)
+        """What a peer may map all pages by, the scratch page being the last; see `PageMemory.share`."""
         buffers = [block[start : start + page_bytes] for start in range(0, (num_pages + 1) * page_bytes, page_bytes)]
         self.scratch: Buffer = buffers.pop()
         self._pages = [Page(self, index, buffer) for index, buffer in enumerate(buffers)]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from services.engine.transfer.channel import Channel
-from services.engine.transfer.page_memory import Buffer
+from services.engine.transfer.pages import PagePool
 from services.engine.transfer.wire import Control, Fate, Kind, payload_tag
 
 _ROUNDS = 4
@@ -13,14 +13,15 @@ _PATTERN_SEED = 20_516
 
 
 class TestPage:
-    """A page full of a known pattern, shared by all proofs of a sender: it is only ever read."""
+    """The scratch page of a sender, full of a known pattern, shared by all its proofs: it is only ever read."""
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
-    def __init__(self, fill: Callable[[Buffer, int], None], checksum: Callable[[Buffer], int], buffer: Buffer) -> None:
-        fill(buffer, _PATTERN_SEED)
-        self.buffer = buffer
-        self.checksum = checksum(buffer)
+    def __init__(self, pool: PagePool) -> None:
+        pool.memory.fill(pool.scratch, _PATTERN_SEED)
+        self.buffer = pool.scratch
+        self.index = len(pool)
+        self.checksum = pool.memory.checksum(pool.scratch)
 
 
 class Proof:
@@ -40,9 +41,9 @@ class Proof:
 
     def on_answer(self, answer: Control, now: float) -> float | None:
         """Take the peer's answer; GB/s once the pair is proven. Raises ValueError when a page did not arrive whole."""
-        if answer.seq not in self._unanswered or answer.fate is not Fate.LANDED:
+        if not self._unanswered.issuperset(answer.seqs) or answer.fate is not Fate.LANDED:
             raise ValueError(f"test page {answer.seq} came out as {answer.fate.name.lower()}")
-        self._unanswered.remove(answer.seq)
+        self._unanswered.difference_update(answer.seqs)
         if self._unanswered:
             return None
         if self._timed_since is None:
@@ -58,9 +59,9 @@ class Proof:
         seq = self._next_seq()
         self._unanswered.add(seq)
         size = len(self._page.buffer)
-        self._channel.say(Control(Kind.PROOF, peer, seq, num_bytes=size, checksum=checksum), now)
+        self._channel.say(Control(Kind.PROOF, peer, seq, num_bytes=size, checksum=checksum, page=self._page.index), now)
         self._channel.link.send(self._page.buffer, payload_tag(peer, seq), partial(self._on_sent, seq, now))
 
     def _on_sent(self, seq: int, now: float, failure: str | None) -> None:
         if failure is None:
-            self._channel.say(self._channel.address(Kind.SENT, seq), now)
+            self._channel.note(Kind.SENT, seq, now)

@@ -2,9 +2,11 @@
 
 States: greeting (no hello yet) -> open (test pages only) -> proven -> over; or greeting -> refused -> over. A payload
 is announced, placed (`Admission`), received when UCX says so *and* the sender said SENT, then answered, which returns
-its credit.
+its credit. Pages that the peer shares are mapped with its hello: then a payload is read out of its page, TAKEN tells
+the sender, and SENT that the page was its own all the while.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -15,12 +17,13 @@ from services.engine.transfer.channel import Channel, End
 from services.engine.transfer.context import Context
 from services.engine.transfer.events import Damaged, LostReason, PeerLost, PeerProven, Received, ReceiverEvent
 from services.engine.transfer.handshake import judge_hello, server_answer
-from services.engine.transfer.lanes import fastest_lane
 from services.engine.transfer.link import Link
-from services.engine.transfer.page_memory import Buffer
+from services.engine.transfer.page_memory import Buffer, MappingError
 from services.engine.transfer.pages import Page
 from services.engine.transfer.stats import PeerMeter
 from services.engine.transfer.wire import HELLO_BYTES, Control, Fate, Hello, Kind, Verdict, payload_tag
+
+log = logging.getLogger(__name__)
 
 _REFUSAL_LINGER_S = 1.0
 """How long a refused link stays open for the peer to read why."""
@@ -44,6 +47,8 @@ class ReceiveChannel:
         self._admission = admission
         self._on_open = on_open
         self._is_proven = False
+        self._heads = context.config.heads
+        """Those that both sides hold, once the hello is accepted."""
         self._meter = PeerMeter()
         self._inbound: dict[int, Inbound] = {}
         self._greeted_by = context.now() + context.config.connect_timeout_s
@@ -69,15 +74,26 @@ class ReceiveChannel:
         answer = server_answer(config, hello, verdict, self.channel.number, page_bytes)
         if verdict is Verdict.ACCEPTED:
             self._accept(hello)
+            answer = answer._replace(reads_pages=self.channel.link.reads_pages)
         else:
             self._greeted_by = self._context.now() + _REFUSAL_LINGER_S
         self.channel.link.greet(answer.pack(), None, self._on_answer_sent)
 
     def _accept(self, hello: Hello) -> None:
         self.hello = hello
+        self._heads = hello.heads.meet(self._context.config.heads)
         self._on_open(self)
         self.channel.open(hello, self._context.now())
         self._meter = self._context.meters.peer(hello.name)
+        if hello.share and self._context.config.may_map:
+            self._map(hello)
+
+    def _map(self, hello: Hello) -> None:
+        try:
+            self.channel.link.read_pages(self._context.pool.memory.map(hello.share))
+            log.info("the pages of %s are mapped here", hello.name)
+        except MappingError as error:
+            log.info("the pages of %s cannot be mapped here, so UCX moves them: %s", hello.name, error)
 
     def _on_answer_sent(self, failure: str | None) -> None:
         if failure is not None:
@@ -85,7 +101,7 @@ class ReceiveChannel:
 
     def _on_proven(self, rate: float) -> None:
         assert self.hello is not None
-        lane = fastest_lane(self.channel.link.transports(), device_pages=self._context.pool.memory.on_device)
+        lane = self.channel.link.lane(on_device=self._context.pool.memory.on_device)
         required = self._context.config.require_lane
         if required is not None and lane.is_slower_than(required):
             self.channel.end(LostReason.LANE, f"UCX uses {lane.value}, {required.value} is required")
@@ -102,7 +118,7 @@ class ReceiveChannel:
             return
         inbound = Inbound(
             self, message.seq, message.key, message.token_start, message.num_tokens, message.num_bytes,
-            message.checksum, is_proof,
+            message.checksum, is_proof, message.page * self._context.pool.page_bytes,
         )  # fmt: skip
         self._inbound[message.seq] = inbound
         self._admission.place(inbound)
@@ -114,15 +130,23 @@ class ReceiveChannel:
             return f"more than the credit of {self._context.config.credit} payloads were announced"
         if not 0 < message.num_bytes <= self._context.pool.page_bytes:
             return f"a payload of {message.num_bytes} bytes does not fit a page of {self._context.pool.page_bytes}"
+        if not self.channel.link.has_page(message.page * self._context.pool.page_bytes, message.num_bytes):
+            return f"a payload lies in page {message.page}, which was not shared"
         return None if is_proof or self._is_proven else "a payload was announced before the pair was proven"
 
     def post(self, inbound: Inbound, page: Page | None) -> None:
         """See Receiving."""
-        inbound.page = page
-        inbound.due = self._context.now() + self._context.config.push_timeout_s
-        self._meter.begin(self._context.now())
-        link, tag = self.channel.link, payload_tag(self.channel.number, inbound.seq)
-        on_done = partial(self._on_received, inbound)
+        inbound.page, now = page, self._context.now()
+        inbound.due = now + self._context.config.push_timeout_s
+        self._meter.begin(now)
+        link, on_done = self.channel.link, partial(self._on_received, inbound)
+        if link.reads_pages:
+            if page is None:
+                on_done(None)  # nobody wants it: it is read as soon as nothing of it is
+            else:
+                link.read_page(page, inbound.source, inbound.num_bytes, on_done)
+            return
+        tag = payload_tag(self.channel.number, inbound.seq)
         if page is None:
             link.receive(self._context.pool.scratch[: inbound.num_bytes], tag, on_done)
         else:
@@ -132,19 +156,22 @@ class ReceiveChannel:
         self._meter.end(self._context.now(), inbound.num_bytes if failure is None else 0)
         if failure is None and not self.is_over:
             inbound.is_received = True
+            if self.channel.link.reads_pages:
+                self.channel.note(Kind.TAKEN, inbound.seq, self._context.now())
             self._settle(inbound)
             return
         if inbound.page is not None:
             inbound.page.release()
         self.channel.end(LostReason.ENDPOINT, failure or "over")
 
-    def _on_sent(self, seq: int) -> None:
-        inbound = self._inbound.get(seq)
-        if inbound is None:
-            self.channel.end(LostReason.PROTOCOL, f"payload {seq} was sent but not announced")
-            return
-        inbound.is_sent = True
-        self._settle(inbound)
+    def _on_sent(self, message: Control) -> None:
+        for seq in message.seqs:
+            inbound = self._inbound.get(seq)
+            if inbound is None:
+                self.channel.end(LostReason.PROTOCOL, f"payload {seq} was sent but not announced")
+                return
+            inbound.is_sent = True
+            self._settle(inbound)
 
     def _settle(self, inbound: Inbound) -> None:
         if not (inbound.is_received and inbound.is_sent):
@@ -157,8 +184,7 @@ class ReceiveChannel:
             self._tell(inbound, fate)
         if inbound.page is not None and (inbound.is_proof or fate is not Fate.LANDED):
             inbound.page.release()
-        assert self.channel.peer_channel is not None
-        self.channel.say(Control(Kind.ANSWER, self.channel.peer_channel, inbound.seq, fate=fate), now)
+        self.channel.note(Kind.ANSWER, inbound.seq, now, fate)
 
     def _fate(self, inbound: Inbound) -> Fate:
         if inbound.page is None or not self._admission.wants(inbound):
@@ -172,8 +198,7 @@ class ReceiveChannel:
         assert self.hello is not None
         of = (self.hello.peer_id, inbound.key, inbound.token_start, inbound.num_tokens)
         if fate is Fate.LANDED and inbound.page is not None:
-            heads = self.hello.heads.meet(self._context.config.heads)
-            self._context.events.put(Received(*of, inbound.num_bytes, heads, inbound.page))
+            self._context.events.put(Received(*of, inbound.num_bytes, self._heads, inbound.page))
         elif fate is Fate.CORRUPT:
             self._context.events.put(Damaged(*of))
 
@@ -186,7 +211,7 @@ class ReceiveChannel:
             case Kind.ANNOUNCE | Kind.PROOF:
                 self._on_announce(message)
             case Kind.SENT:
-                self._on_sent(message.seq)
+                self._on_sent(message)
             case Kind.PROVEN:
                 self._on_proven(message.rate)
             case Kind.PING:

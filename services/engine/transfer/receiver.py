@@ -30,7 +30,7 @@ class KvReceiver:
         self._events: Mailbox[ReceiverEvent] = Mailbox()
         self._commands: Mailbox[Callable[[], None]] = Mailbox()
         pace, bind = pace_of(config, pool.memory), pool.memory.bind_thread
-        fabric = Fabric(config.ucx_options, self._commands.fileno(), bind, may_be_hot=pace.hot_s > 0)
+        fabric = Fabric(config.ucx_options, self._commands.fileno())
         self.port = fabric.listen(config.listen_port)
         """Where senders connect; on every interface."""
         self._context = Context(config, pool, Outbox(self._events), time.monotonic)
@@ -108,7 +108,7 @@ class _ReceiverSide:
 
     @property
     def is_waiting(self) -> bool:
-        return False
+        return self._fabric.is_reading
 
     def tell(self) -> None:
         self._context.events.deliver()

@@ -20,12 +20,11 @@ from services.engine.transfer.events import (
     SenderEvent,
 )
 from services.engine.transfer.handshake import client_hello, refusal
-from services.engine.transfer.lanes import fastest_lane
 from services.engine.transfer.link import Link
 from services.engine.transfer.outbound import Outbound, OutboundQueue
-from services.engine.transfer.page_memory import Buffer
+from services.engine.transfer.page_memory import NOT_SHARED, Buffer
 from services.engine.transfer.proof import Proof, TestPage
-from services.engine.transfer.wire import HELLO_BYTES, Control, Hello, Kind
+from services.engine.transfer.wire import HELLO_BYTES, Control, Hello, Kind, payload_tag
 
 
 class SendState(Enum):
@@ -55,7 +54,9 @@ class SendChannel:
         self._greet()
 
     def _greet(self) -> None:
-        hello = client_hello(self._context.config, self.address, self.channel.number, self._context.pool.page_bytes)
+        config, pool = self._context.config, self._context.pool
+        share = pool.share if config.may_map else NOT_SHARED
+        hello = client_hello(config, self.address, self.channel.number, pool.page_bytes)._replace(share=share)
         answer = np.zeros(HELLO_BYTES, dtype=np.uint8)
         self.channel.link.greet(hello.pack(), None, self._on_hello_sent)
         self.channel.link.greet(None, answer, partial(self._on_answer_read, answer))
@@ -79,6 +80,8 @@ class SendChannel:
             return
         now = self._context.now()
         self.channel.open(answer, now)
+        if answer.reads_pages:
+            self.channel.link.lend_pages()
         self._queue.grant(answer.credit)
         self._state = SendState.PROVING
         self._proof = Proof(self.channel, self._test_page, answer.credit, self._next_seq)
@@ -91,9 +94,11 @@ class SendChannel:
         except ValueError as error:
             self.channel.end(LostReason.PROOF, str(error))
             return
-        if rate is None:
-            return
-        lane = fastest_lane(self.channel.link.transports(), device_pages=self._context.pool.memory.on_device)
+        if rate is not None:
+            self._on_proven(rate, now)
+
+    def _on_proven(self, rate: float, now: float) -> None:
+        lane = self.channel.link.lane(on_device=self._context.pool.memory.on_device)
         required = self._context.config.require_lane
         if required is not None and lane.is_slower_than(required):
             self.channel.end(LostReason.LANE, f"UCX uses {lane.value}, {required.value} is required")
@@ -127,12 +132,21 @@ class SendChannel:
                 self._on_proof_answer(message, now)
             case Kind.ANSWER if self._state is SendState.READY:
                 self._queue.answered(message)
+            case Kind.TAKEN:
+                self._on_taken(message)
             case Kind.PING:
                 pass
             case Kind.BYE:
                 self.channel.end(LostReason.CLOSED, "the peer closed the connection")
             case _:
                 self.channel.end(LostReason.PROTOCOL, f"unexpected {message.kind.name} in state {self._state.value}")
+
+    def _on_taken(self, message: Control) -> None:
+        assert self.channel.peer_channel is not None
+        for seq in message.seqs:
+            if not self.channel.link.taken(payload_tag(self.channel.peer_channel, seq)):
+                self.channel.end(LostReason.PROTOCOL, f"took payload {seq}, which it was not lent")
+                return
 
     def tick(self, now: float) -> None:
         """Deadlines and signs of life."""

@@ -33,7 +33,7 @@ class KvSender:
         self._events: Mailbox[SenderEvent] = Mailbox()
         self._commands: Mailbox[Callable[[], None]] = Mailbox()
         pace, bind = pace_of(config, pool.memory), pool.memory.bind_thread
-        fabric = Fabric(config.ucx_options, self._commands.fileno(), bind, may_be_hot=pace.hot_s > 0)
+        fabric = Fabric(config.ucx_options, self._commands.fileno())
         self._context = Context(config, pool, Outbox(self._events), time.monotonic)
         self._side = _SenderSide(self._context, fabric)
         self._thread = TransferThread(fabric, self._side, self._commands, pace, bind, self._events.wake)
@@ -103,10 +103,11 @@ class _SenderSide:
         self._context = context
         self._fabric = fabric
         self._channels: Directory[SendChannel] = Directory()
+        self._by_peer: dict[str, SendChannel] = {}
+        """The newest of each."""
         self._filling: deque[Outbound] = deque()
         """Pages the device still writes, which nobody may touch or free."""
-        memory = context.pool.memory
-        self._test_page = TestPage(memory.fill, memory.checksum, context.pool.scratch)
+        self._test_page = TestPage(context.pool)
 
     def turn(self) -> bool:
         moved = self._fabric.turn()
@@ -142,7 +143,9 @@ class _SenderSide:
         except ucx.UCXError as error:
             self._context.events.put(PeerLost(address.peer_id, address.incarnation, LostReason.CONNECT, str(error)))
             return
-        self._channels.open(lambda number: SendChannel(self._context, address, number, link, self._test_page))
+        self._by_peer[address.peer_id] = self._channels.open(
+            lambda number: SendChannel(self._context, address, number, link, self._test_page)
+        )
 
     def disconnect(self, peer_id: str) -> None:
         channel = self._find(peer_id)
@@ -177,4 +180,8 @@ class _SenderSide:
         self._context.events.put(outbound.ended(outcome))
 
     def _find(self, peer_id: str) -> SendChannel | None:
-        return next((channel for channel in self._channels if channel.address.peer_id == peer_id), None)
+        channel = self._by_peer.get(peer_id)
+        if channel is not None and channel.channel.ended is not None:
+            del self._by_peer[peer_id]
+            return None
+        return channel

@@ -20,8 +20,8 @@ _TICK_S = 0.05
 _LOOK_S = 2e-4
 """How often a page that the device still writes is looked at: a small part of what any step takes."""
 _NAP_S = 2e-5
-"""Between two looks while UCXX's thread polls: less than a page takes, and the interpreter is the loop's meanwhile."""
-_DEVICE_HOT_S = 0.02
+"""Between two looks soon after something happened: less than a page takes, and the interpreter is the loop's."""
+_DEVICE_NAPS_S = 1e-3
 _PR_SET_TIMERSLACK = 29
 _FAREWELL_S = 0.1
 """How long BYEs may take to leave."""
@@ -30,15 +30,15 @@ _FAREWELL_S = 0.1
 class Pace(NamedTuple):
     """How long the thread stays awake after anything happened."""
 
+    naps_s: float
+    """It looks every _NAP_S."""
     spin_s: float
-    """It looks without a pause."""
-    hot_s: float
-    """After a payload moved: UCXX's thread polls UCX, and this one looks every _NAP_S. Never where it is 0."""
+    """Where it takes no naps: it looks without a pause."""
 
 
 def pace_of(config: TransferConfig, memory: PageMemory) -> Pace:
     """The configured pace, or what suits the memory."""
-    return Pace(config.spin_s, config.hot_s if config.hot_s is not None else _DEVICE_HOT_S * memory.on_device)
+    return Pace(config.naps_s if config.naps_s is not None else _DEVICE_NAPS_S * memory.on_device, config.spin_s)
 
 
 class Side(Protocol):
@@ -127,7 +127,7 @@ class TransferThread:
             self._wake_loop()
 
     def _serve(self) -> None:
-        next_tick = moved_at = hot_until = 0.0
+        next_tick = moved_at = 0.0
         while not self._stopping:
             commands = self._commands.drain()
             for command in commands:
@@ -138,16 +138,14 @@ class TransferThread:
                 next_tick = now + _TICK_S
             moved = self._side.turn()
             self._side.tell()
-            if self._pace.hot_s and self._fabric.is_moving:
-                hot_until = now + self._pace.hot_s
             if moved or commands:
                 moved_at = now
             else:
-                self._pause(now - moved_at, next_tick - now, is_hot=now < hot_until)
+                self._pause(now - moved_at, next_tick - now)
 
-    def _pause(self, idle_s: float, tick_in_s: float, *, is_hot: bool) -> None:
+    def _pause(self, idle_s: float, tick_in_s: float) -> None:
         """Nothing has happened for `idle_s`."""
-        if is_hot:
+        if idle_s < self._pace.naps_s:
             time.sleep(_NAP_S)
         elif self._side.is_waiting:
             time.sleep(_LOOK_S)

@@ -18,14 +18,16 @@ from typing import NamedTuple
 from services.common.ipc import AttemptKey
 from services.engine.transfer.heads import HeadRange
 
-TRANSFER_PROTOCOL = 4
+TRANSFER_PROTOCOL = 5
 
 _MAGIC = b"SLKV"
-_HELLO = struct.Struct("<4sH H I I Q I I I 64s 64s 64s 32s")
+SHARE_BYTES = 96
+"""Room for what `PageMemory.share` gives."""
+_HELLO = struct.Struct(f"<4sH H I I Q I I I 64s 64s 64s 32s {SHARE_BYTES}s ?")
 HELLO_BYTES = _HELLO.size
 
-_SHORT = struct.Struct("<B B I I f")
-_LONG = struct.Struct("<B B I I I 16s I I Q I")
+_SHORT = struct.Struct("<B B H I I f")
+_LONG = struct.Struct("<B B I I I 16s I I Q I I")
 LONG_BYTES = _LONG.size
 
 FRAME_MESSAGES = 16
@@ -60,7 +62,7 @@ class Kind(IntEnum):
     ANNOUNCE = 1
     """Sender: payload `seq` is on its way; `checksum` is its CRC-32 where switched on."""
     SENT = 2
-    """Sender: UCX reported payload `seq` sent, so its page was not touched before now."""
+    """Sender: UCX reported payload `seq` sent, or it was TAKEN, so its page was not touched before now."""
     ANSWER = 3
     """Receiver: what became of payload `seq`; returns its credit."""
     PROOF = 4
@@ -70,6 +72,8 @@ class Kind(IntEnum):
     PING = 6
     BYE = 7
     """Either: the connection is closed on purpose."""
+    TAKEN = 8
+    """Receiver that reads the sender's pages: nothing reads the page of payload `seq` any more."""
 
 
 class Fate(IntEnum):
@@ -101,6 +105,10 @@ class Hello(NamedTuple):
     """Of the side it means to speak to."""
     group_digest: bytes
     """SHA-256 of the group's name."""
+    share: bytes = b""
+    """In the hello: what the sender's pages can be mapped by, from the same host; empty when by nothing."""
+    reads_pages: bool = False
+    """In the answer: the receiver has mapped them, and reads payloads by itself."""
 
     @property
     def name(self) -> str:
@@ -112,19 +120,20 @@ class Hello(NamedTuple):
         names = (self.peer_id, self.incarnation, self.expected_incarnation)
         return _HELLO.pack(
             _MAGIC, self.protocol, self.verdict, self.channel, self.rank, self.page_bytes, self.credit,
-            *self.heads, *(name.encode() for name in names), self.group_digest,
+            *self.heads, *(name.encode() for name in names), self.group_digest, self.share, self.reads_pages,
         )  # fmt: skip
 
     @classmethod
     def unpack(cls, raw: bytes) -> "Hello":
         """Raises ValueError when these are not the bytes of a hello."""
-        magic, protocol, verdict, channel, rank, page_bytes, credit, first, count, *names, digest = _HELLO.unpack(raw)
+        magic, protocol, verdict, channel, rank, page_bytes, credit, first, count, *rest = _HELLO.unpack(raw)
+        *names, digest, share, reads_pages = rest
         if magic != _MAGIC:
             raise ValueError(f"not a KV transfer peer: its first bytes are {magic!r}")
         peer_id, incarnation, expected = (name.rstrip(b"\0").decode() for name in names)
         return cls(
             protocol, Verdict(verdict), channel, rank, page_bytes, credit, HeadRange(first, count),
-            peer_id, incarnation, expected, digest,
+            peer_id, incarnation, expected, digest, share if any(share) else b"", reads_pages,
         )  # fmt: skip
 
 
@@ -137,7 +146,7 @@ NO_ATTEMPT = AttemptKey("0" * 32, 0)
 
 
 class Control(NamedTuple):
-    """One control message. `key` to `checksum` are for ANNOUNCE and PROOF only, `fate` and `rate` for the others."""
+    """One control message. `key` to `page` are for ANNOUNCE and PROOF only, `fate` to `num_seqs` for the others."""
 
     kind: Kind
     channel: int
@@ -147,16 +156,26 @@ class Control(NamedTuple):
     num_tokens: int = 0
     num_bytes: int = 0
     checksum: int | None = None
+    page: int = 0
+    """The place of the sender's page among its pages, the scratch page being the last."""
     fate: Fate = Fate.LANDED
     rate: float = 0.0
+    num_seqs: int = 1
+    """SENT, TAKEN and ANSWER speak of so many payloads, from `seq` on."""
+
+    @property
+    def seqs(self) -> range:
+        """The payloads it speaks of."""
+        return range(self.seq, self.seq + self.num_seqs)
 
     def pack(self) -> bytes:
         """At most LONG_BYTES. Raises ValueError when the request id is not 128 bits in hexadecimal."""
         if self.kind not in _DESCRIBING:
-            return _SHORT.pack(self.kind, self.fate, self.channel, self.seq, self.rate)
+            return _SHORT.pack(self.kind, self.fate, self.num_seqs, self.channel, self.seq, self.rate)
         return _LONG.pack(
             self.kind, self.checksum is not None, self.channel, self.seq, self.key.attempt,
             request_bytes(self.key.request_id), self.token_start, self.num_tokens, self.num_bytes, self.checksum or 0,
+            self.page,
         )  # fmt: skip
 
 
@@ -166,13 +185,13 @@ def _read(raw: bytes, at: int) -> tuple[Control, int]:
     if kind is None:
         raise ValueError(f"{raw[at]} is no kind of message")
     if kind not in _DESCRIBING:
-        _, fate, channel, seq, rate = _SHORT.unpack_from(raw, at)
+        _, fate, num_seqs, channel, seq, rate = _SHORT.unpack_from(raw, at)
         if fate not in _FATES:
             raise ValueError(f"{fate} is no fate of a payload")
-        return Control(kind, channel, seq, fate=_FATES[fate], rate=rate), at + _SHORT.size
-    _, has_checksum, channel, seq, attempt, request, start, tokens, size, crc = _LONG.unpack_from(raw, at)
+        return Control(kind, channel, seq, fate=_FATES[fate], rate=rate, num_seqs=num_seqs), at + _SHORT.size
+    _, has_checksum, channel, seq, attempt, request, start, tokens, size, crc, page = _LONG.unpack_from(raw, at)
     key, checksum = AttemptKey(request.hex(), attempt), crc if has_checksum else None
-    return Control(kind, channel, seq, key, start, tokens, size, checksum), at + LONG_BYTES
+    return Control(kind, channel, seq, key, start, tokens, size, checksum, page), at + LONG_BYTES
 
 
 def pack_frame(messages: Sequence[Control]) -> bytes:

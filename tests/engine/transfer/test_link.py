@@ -56,7 +56,7 @@ def pool_page() -> Page:
 def link(monkeypatch: pytest.MonkeyPatch) -> Link:
     """Gives up on unreported sends as soon as it is closed."""
     monkeypatch.setattr(link_module, "_UNREPORTED_S", -1.0)
-    return Link(Endpoint(), lambda: None, lambda: None)
+    return Link(Endpoint())
 
 
 @pytest.mark.parametrize("kind", SENDS)

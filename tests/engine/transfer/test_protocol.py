@@ -12,12 +12,23 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from services.common.ipc import AttemptKey
 from services.engine.transfer.events import LostReason, PeerLost
 from services.engine.transfer.wire import Control, Kind
-from tests.engine.transfer.world import KEYS, NUM_PAGES, World, told_by
+from tests.engine.transfer.fake_net import FakeLink
+from tests.engine.transfer.world import KEYS, NUM_PAGES, PAGE_BYTES, World, told_by
 
 
 @pytest.fixture
 def world() -> World:
-    made = World()
+    return connected_world()
+
+
+@pytest.fixture
+def shared() -> World:
+    """The receiver reads payloads out of the sender's pages by itself."""
+    return connected_world(shares_pages=True)
+
+
+def connected_world(*, shares_pages: bool = False) -> World:
+    made = World(shares_pages=shares_pages)
     made.receiver.admission.expect(KEYS[0])
     made.connect()
     return made
@@ -35,6 +46,75 @@ def test_bytes_pulled_from_a_page_its_sender_has_reused_are_never_given_out(worl
     world.poll()
     assert world.given_out == set()
     world.end()
+
+
+def test_bytes_read_from_a_shared_page_its_sender_has_reused_are_never_given_out(shared: World) -> None:
+    _, there = shared.links[0]
+    shared.push(KEYS[0])
+    shared.sender.channels.flush()
+    shared.deliver(there, shared.receiver)  # ANNOUNCE: the read is under way
+    shared.sender_gives_up(frees_its_pages=True)
+    shared.push(KEYS[0])  # writes the same page for another push
+    there.read_all()
+    there.collect()
+    shared.poll()
+    assert shared.given_out == set()
+    shared.end()
+
+
+def test_a_page_being_read_is_nobodys_until_the_read_is_done_whatever_becomes_of_the_connection(shared: World) -> None:
+    _, there = shared.links[0]
+    shared.push(KEYS[0])
+    shared.sender.channels.flush()
+    shared.deliver(there, shared.receiver)
+    shared.receiver.channels.leave(shared.clock)
+    there.collect()
+    assert shared.receiver.pool.counts().quarantined == 1
+    assert is_mapped(there)
+    there.read_all()
+    there.collect()
+    assert shared.receiver.pool.counts().free == NUM_PAGES
+    assert not is_mapped(there)
+    shared.end()
+
+
+def is_mapped(link: FakeLink) -> bool:
+    return link.mapping is not None and not link.mapping.is_closed
+
+
+def test_shared_pages_are_all_read_at_once_and_confirmed_in_one_message_each(shared: World) -> None:
+    here, there = shared.links[0]
+    for _ in range(2):
+        shared.push(KEYS[0])
+    shared.sender.channels.flush()
+    while here.control:
+        shared.deliver(there, shared.receiver)
+    there.read_all()
+    there.collect()
+    shared.receiver.channels.flush()
+    assert [(message.kind, message.num_seqs) for message in there.control] == [(Kind.TAKEN, 2)]
+    shared.deliver(here, shared.sender)
+    assert shared.sender.pool.counts().free == NUM_PAGES
+    shared.sender.channels.flush()
+    assert [(message.kind, message.num_seqs) for message in here.control] == [(Kind.SENT, 2)]
+    shared.run_until_idle()
+    shared.poll()
+    assert shared.landed == {0, 1}
+    shared.end()
+
+
+def test_what_nobody_wants_is_answered_without_being_read(shared: World) -> None:
+    shared.receiver.admission.forget(KEYS[1])
+    shared.push(KEYS[1])
+    shared.sender.channels.flush()
+    shared.deliver(shared.links[0][1], shared.receiver)
+    mapping = shared.links[0][1].mapping
+    assert mapping is not None
+    assert not mapping.reads
+    shared.run_until_idle()
+    shared.poll()
+    assert (shared.ended, shared.landed) == ({0: 1}, set())
+    shared.end()
 
 
 def test_payloads_beyond_the_depth_are_announced_and_find_their_receives_posted(world: World) -> None:
@@ -77,10 +157,16 @@ def test_the_end_of_an_old_connection_leaves_the_new_one_alone(world: World) -> 
 
 @pytest.mark.parametrize(
     "message",
-    [Control(Kind.SENT, 0, 99), Control(Kind.ANNOUNCE, 0, 1), Control(Kind.ANSWER, 0, 1)],
-    ids=["sent without announce", "announce of no bytes", "answer to a receiver"],
+    [
+        Control(Kind.SENT, 0, 99),
+        Control(Kind.ANNOUNCE, 0, 1),
+        Control(Kind.ANSWER, 0, 1),
+        Control(Kind.ANNOUNCE, 0, 99, KEYS[0], 0, 1, PAGE_BYTES, page=NUM_PAGES + 1),
+    ],
+    ids=["sent without announce", "announce of no bytes", "answer to a receiver", "a page that is not shared"],
 )
-def test_a_receiver_ends_a_connection_that_breaks_the_protocol(world: World, message: Control) -> None:
+def test_a_receiver_ends_a_connection_that_breaks_the_protocol(shared: World, message: Control) -> None:
+    world = shared
     channel = next(iter(world.receiver.channels))
     channel.on_control(message, world.clock)
     lost = [event for event in told_by(world.receiver) if isinstance(event, PeerLost)]
@@ -88,8 +174,9 @@ def test_a_receiver_ends_a_connection_that_breaks_the_protocol(world: World, mes
     world.end()
 
 
-def test_a_sender_ends_a_connection_that_answers_what_was_not_sent(world: World) -> None:
-    next(iter(world.sender.channels)).on_control(Control(Kind.ANSWER, 0, 77), world.clock)
+@pytest.mark.parametrize("kind", [Kind.ANSWER, Kind.TAKEN])
+def test_a_sender_ends_a_connection_that_answers_or_takes_what_was_not_sent(world: World, kind: Kind) -> None:
+    next(iter(world.sender.channels)).on_control(Control(kind, 0, 77), world.clock)
     lost = [event for event in told_by(world.sender) if isinstance(event, PeerLost)]
     assert [event.reason for event in lost] == [LostReason.PROTOCOL]
     world.end()
@@ -98,9 +185,11 @@ def test_a_sender_ends_a_connection_that_answers_what_was_not_sent(world: World)
 class ProtocolMachine(RuleBasedStateMachine):
     """Engines, network and clock do anything in any order."""
 
+    shares_pages = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = World(shares_pages=self.shares_pages)
         for attempt in KEYS[:2]:
             self.world.receiver.admission.expect(attempt)
         self.world.connect()
@@ -173,5 +262,13 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.world.end()
 
 
+class SharedProtocolMachine(ProtocolMachine):
+    """The same where the receiver reads payloads by itself."""
+
+    shares_pages = True
+
+
 TestProtocol = ProtocolMachine.TestCase
 TestProtocol.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSharedProtocol = SharedProtocolMachine.TestCase
+TestSharedProtocol.settings = TestProtocol.settings

@@ -11,23 +11,23 @@ from services.engine.transfer.page_memory import HostMemory, pattern
 from tests.engine.transfer.driver import PAGE_BYTES, TIMEOUT_S, Peer, Sender, closing, key
 
 
-@pytest.fixture(scope="module", params=[0.0, 0.02], ids=["calm", "hot"])
-def hot_s(request: pytest.FixtureRequest) -> float:
-    """Whether UCX is polled by a thread of its own: as for pages on a device, whose tests need one."""
-    seconds: float = request.param
-    return seconds
+@pytest.fixture(scope="module", params=["cpu", "shared"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Whether UCX moves payloads, or the receiver reads them out of the sender's pages, which here are files."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="module")
-def receiver(hot_s: float) -> Iterator[Peer]:
-    peer = Peer("receiver", "decode-1", credit=3, early_grace_s=0.2, hot_s=hot_s)
+def receiver(device: str) -> Iterator[Peer]:
+    peer = Peer("receiver", "decode-1", credit=3, early_grace_s=0.2, device=device)
     with closing(peer):
         yield peer
 
 
 @pytest.fixture
-def sender(receiver: Peer, hot_s: float) -> Iterator[Sender]:
-    part = Sender(checksum=True, hot_s=hot_s)
+def sender(receiver: Peer, device: str) -> Iterator[Sender]:
+    part = Sender(checksum=True, device=device)
     with closing(part):
         part.transfer.connect(receiver.address)
         part.wait_for(PeerProven)

@@ -9,13 +9,14 @@ from services.engine.transfer.config import TransferConfig
 from services.engine.transfer.events import PeerAddress
 from services.engine.transfer.handshake import client_hello, judge_hello, refusal, server_answer
 from services.engine.transfer.heads import HeadRange
-from services.engine.transfer.lanes import Lane, fastest_lane
+from services.engine.transfer.lanes import Lane, allows_cuda_ipc, fastest_lane
 from services.engine.transfer.wire import (
     CONTROL_TAG_MASK,
     FRAME_BYTES,
     FRAME_MESSAGES,
     HELLO_BYTES,
     MAX_CHANNEL,
+    SHARE_BYTES,
     Control,
     Fate,
     Hello,
@@ -33,12 +34,12 @@ words = st.integers(0, 2**32 - 1)
 channels, ids = st.integers(0, MAX_CHANNEL), st.binary(min_size=16, max_size=16).map(bytes.hex)
 describing = st.tuples(
     st.sampled_from([Kind.ANNOUNCE, Kind.PROOF]), channels, words, st.builds(AttemptKey, ids, words),
-    words, words, st.integers(0, 2**63), st.none() | words,
+    words, words, st.integers(0, 2**63), st.none() | words, words,
 ).map(lambda fields: Control(*fields))  # fmt: skip
 others = st.tuples(
-    st.sampled_from([Kind.SENT, Kind.ANSWER, Kind.PROVEN, Kind.PING, Kind.BYE]), channels, words,
-    st.sampled_from(Fate), st.floats(0, 2**20, width=32),
-).map(lambda fields: Control(*fields[:3], fate=fields[3], rate=fields[4]))  # fmt: skip
+    st.sampled_from([Kind.SENT, Kind.TAKEN, Kind.ANSWER, Kind.PROVEN, Kind.PING, Kind.BYE]), channels, words,
+    st.sampled_from(Fate), st.floats(0, 2**20, width=32), st.integers(0, 2**16 - 1),
+).map(lambda told: Control(told[0], told[1], told[2], fate=told[3], rate=told[4], num_seqs=told[5]))  # fmt: skip
 
 
 @given(st.lists(describing | others, min_size=1, max_size=FRAME_MESSAGES))
@@ -93,7 +94,9 @@ def hello(sender: TransferConfig, address: PeerAddress = ADDRESS, page_bytes: in
 
 
 def test_a_hello_survives_its_bytes() -> None:
-    made = client_hello(config(peer_id="x" * 64), ADDRESS, 5, 2**40)
+    made = client_hello(config(peer_id="x" * 64), ADDRESS, 5, 2**40)._replace(
+        share=b"s" * SHARE_BYTES, reads_pages=True
+    )
     assert len(made.pack()) == HELLO_BYTES
     assert Hello.unpack(made.pack()) == made
 
@@ -143,6 +146,14 @@ def test_a_sender_does_not_take_another_process_for_the_one_it_meant() -> None:
 )
 def test_the_lane_is_the_fastest_that_can_move_such_pages(transports: list[str], on_device: bool, lane: Lane) -> None:
     assert fastest_lane(transports, device_pages=on_device) is lane
+
+
+@pytest.mark.parametrize(
+    ("tls", "is_allowed"),
+    [("all", True), ("rc,cuda_ipc,sm", True), ("cuda,tcp", True), ("tcp", False), ("^cuda_ipc", False), ("^tcp", True)],
+)
+def test_pages_are_mapped_only_where_the_setting_leaves_cuda_ipc_in(tls: str, is_allowed: bool) -> None:
+    assert allows_cuda_ipc(tls) is is_allowed
 
 
 def test_lanes_are_ordered_by_speed() -> None:

@@ -12,13 +12,13 @@ from services.engine.transfer.directory import Directory
 from services.engine.transfer.events import LostReason, PeerAddress, Pushed, PushOutcome, Received
 from services.engine.transfer.mailbox import Mailbox, Outbox
 from services.engine.transfer.outbound import Outbound
-from services.engine.transfer.page_memory import HostMemory, pattern
+from services.engine.transfer.page_memory import HostMemory, PageMemory, pattern
 from services.engine.transfer.pages import PagePool
 from services.engine.transfer.proof import TestPage
 from services.engine.transfer.receive_channel import ReceiveChannel
 from services.engine.transfer.send_channel import SendChannel
 from tests.engine.transfer.driver import GROUP, config, key
-from tests.engine.transfer.fake_net import FakeLink
+from tests.engine.transfer.fake_net import FakeLink, SharedMemory
 
 PAGE_BYTES, NUM_PAGES = 64, 3
 KEYS = [key(number) for number in range(3)]
@@ -26,12 +26,12 @@ ADDRESS = PeerAddress("decode", "host", 1, "d-1", GROUP)
 
 
 class SendSide:
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.pool = PagePool(HostMemory(), NUM_PAGES, PAGE_BYTES)
+    def __init__(self, now: Callable[[], float], memory: PageMemory) -> None:
+        self.pool = PagePool(memory, NUM_PAGES, PAGE_BYTES)
         self.events: Mailbox[Any] = Mailbox()
         self.context = Context(config("prefill", "p-1", depth=1), self.pool, Outbox(self.events), now)
         self.channels: Directory[SendChannel] = Directory()
-        self.test_page = TestPage(self.pool.memory.fill, self.pool.memory.checksum, self.pool.scratch)
+        self.test_page = TestPage(self.pool)
 
     def connect(self, link: FakeLink) -> SendChannel:
         return self.channels.open(
@@ -40,8 +40,8 @@ class SendSide:
 
 
 class ReceiveSide:
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.pool = PagePool(HostMemory(), NUM_PAGES, PAGE_BYTES)
+    def __init__(self, now: Callable[[], float], memory: PageMemory) -> None:
+        self.pool = PagePool(memory, NUM_PAGES, PAGE_BYTES)
         self.events: Mailbox[Any] = Mailbox()
         self.context = Context(config("decode", "d-1", credit=2), self.pool, Outbox(self.events), now)
         self.admission = Admission(self.pool, early_grace_s=1.0, tombstone_s=20.0, now=now)
@@ -67,9 +67,13 @@ def told_by(side: SendSide | ReceiveSide) -> list[Any]:
 class World:
     """Pushes are numbered; number n carries the pattern of seed n, so whatever is given out can be checked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shares_pages: bool = False) -> None:
+        """`shares_pages`: the receiver reads payloads by itself."""
         self.clock = 100.0
-        self.sender, self.receiver = SendSide(lambda: self.clock), ReceiveSide(lambda: self.clock)
+        here, there = (SharedMemory(), SharedMemory()) if shares_pages else (HostMemory(), HostMemory())
+        if isinstance(here, SharedMemory) and isinstance(there, SharedMemory):
+            there.peer = here
+        self.sender, self.receiver = SendSide(lambda: self.clock, here), ReceiveSide(lambda: self.clock, there)
         self.links: list[tuple[FakeLink, FakeLink]] = []
         self.held: list[Received] = []
         self.pushed = 0
@@ -149,6 +153,7 @@ class World:
                     link.move(*pair)
                 while link.moved:
                     link.acknowledge()
+                link.read_all()
                 link.collect()
                 side.channels.flush()
 
@@ -163,7 +168,9 @@ class World:
         for pair in self.links:
             for link in pair:
                 link.let_go()
+                link.read_all()
                 link.collect()
+                assert link.mapping is None or link.mapping.is_closed
         self.tick()
         self.poll()
         while self.held:
@@ -175,6 +182,8 @@ class World:
 
     def _steps_of(self, link: FakeLink, side: SendSide | ReceiveSide) -> list[Callable[[], Any]]:
         steps: list[Callable[[], Any]] = [link.collect] if not link.is_drained else []
+        if link.mapping is not None and link.mapping.reads:
+            steps.append(link.mapping.step)
         if link.is_closed:
             return [*steps, link.let_go] if steps else []
         if link.peer.stream:

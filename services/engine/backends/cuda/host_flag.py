@@ -37,8 +37,8 @@ class HostFlag:
             self._raised.notify_all()
 
     def hold(self, count: int) -> None:
-        """Let what is launched on the compute stream from here on wait for `raise_to(count)`, on the device. On a CPU
-        device, where launching computes, this call waits."""
+        """Let what is launched on the compute stream from here on wait, on the device, for `raise_to(count)`. For a
+        thread that has launched something before. On a CPU device, where launching computes, this call waits."""
         if self._device.type == "cuda":
             stream = compute_stream(self._device).cuda_stream
             status = _wait_value()(stream, self._address, count & 0xFFFF_FFFF, _AT_LEAST)

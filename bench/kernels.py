@@ -115,7 +115,7 @@ def attention(device: torch.device, name: str, lens: list[int], *, scattered: bo
     plan = DecodePlan.allocate(rows, recipe.block_tokens, recipe.target_items, device, recipe.min_split_blocks)
     scratch, rope = DecodeScratch.allocate(plan, HEADS), rope_tables(device)
     qkv, out = normal(rows, HEADS.qkv_width), normal(rows, HIDDEN)
-    decode_plan(ctx.context_lens, plan)
+    decode_plan(ctx.context_lens, ctx.slots.rows, plan)
 
     def launches() -> None:
         for layer in kv:

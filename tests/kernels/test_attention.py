@@ -22,7 +22,7 @@ def decode(pool: Pool, qkv: torch.Tensor, context_lens: list[int], block: int, t
     scratch = DecodeScratch.allocate(plan, pool.heads)
     out = torch.full((len(context_lens), pool.heads.num_heads * pool.heads.head_dim), float("nan"),
                      device=device, dtype=qkv.dtype)  # fmt: skip
-    decode_plan(lens, plan)
+    decode_plan(lens, pool.slots.rows, plan)
     decode_attention(qkv, pool.kv, pool.slots, lens, pool.rope, pool.heads, plan, scratch, out,
                      tuning=AttentionTuning(stages=3, merge=2))  # fmt: skip
     assert scratch.arrived.sum() == 0, "the counters must be ready for the next launch"
@@ -85,16 +85,18 @@ def test_decode_leaves_padding_rows_alone(device: torch.device) -> None:
 @pytest.mark.parametrize("target", [1, 7, 64])
 def test_work_list_covers_each_context_once(device: torch.device, context_lens: list[int], target: int) -> None:
     plan = DecodePlan.allocate(len(context_lens), 16, target, device)
-    decode_plan(torch.tensor(context_lens, dtype=torch.int32, device=device), plan)
+    rows = torch.arange(len(context_lens), dtype=torch.int32, device=device).flip(0)
+    decode_plan(torch.tensor(context_lens, dtype=torch.int32, device=device), rows, plan)
     num_items = int(plan.num_items)
     assert num_items <= len(context_lens) + target
     items = plan.items[:num_items].tolist()
     for row, length in enumerate(context_lens):
         mine = [(i, item) for i, item in enumerate(items) if item[0] == row]
-        assert len(mine) == int(plan.num_splits[row]) == (0 if length == 0 else max(len(mine), 1))
-        blocks = [b for _, (_, first, count, _) in mine for b in range(first, first + count)]
+        assert bool(mine) == (length > 0)
+        blocks = [b for _, (_, first, count, *_) in mine for b in range(first, first + count)]
         assert blocks == list(range(-(-max(length - 1, 0) // 16)))
-        assert all(item[3] == mine[0][0] for _, item in mine)
+        told = [mine[0][0], len(mine), length - 1, len(context_lens) - 1 - row] if mine else []
+        assert all(item[3:7] == told for _, item in mine)
 
 
 @pytest.mark.parametrize(

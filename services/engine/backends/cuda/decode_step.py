@@ -83,7 +83,7 @@ class DecodeStep:
     def __call__(self, ids: Tensor, context_lens: Tensor, slots: SlotTable) -> Tensor:
         """Launch a step of `ids [rows]`; return the logits `[rows, vocab]`, overwritten by the next step."""
         decoder, pdl = self._decoder, self._recipe.pdl
-        self._attention.plan(context_lens)
+        self._attention.plan(context_lens, slots)
         first = NormOut(decoder.blocks[0].attention_norm, self._scaled, self._all.squares)
         embedding(ids, decoder.embedding, self._residual, first, _EMBEDDING_TILES, pdl=pdl)
         self._tiles = _EMBEDDING_TILES

@@ -79,7 +79,7 @@ def _attention(recipe: DecodeRecipe, rows: int, num_kv_heads: int) -> DecodeReci
     """
     one_wave = -(-PROGRAMS // num_kv_heads)
     if rows < 16:
-        return replace(recipe, attention=AttentionTuning(3, 4, 8), block_tokens=64, target_items=one_wave,
+        return replace(recipe, attention=AttentionTuning(3, 4, 16), block_tokens=64, target_items=one_wave,
                        min_split_blocks=max(2, rows))  # fmt: skip
     if rows <= 32 and rows * num_kv_heads <= PROGRAMS // 2:  # one a multiprocessor; one more would run behind the rest
         return replace(recipe, attention=AttentionTuning(3, 4, 8), block_tokens=128, target_items=one_wave,

@@ -23,9 +23,9 @@ class StepAttention:
         )
         self._scratch = DecodeScratch.allocate(self._plan, heads)
 
-    def plan(self, context_lens: Tensor) -> None:
+    def plan(self, context_lens: Tensor, slots: SlotTable) -> None:
         """Launch the making of the work list."""
-        decode_plan(context_lens, self._plan, pdl=self._recipe.pdl)
+        decode_plan(context_lens, slots.rows, self._plan, pdl=self._recipe.pdl)
 
     def __call__(
         self, layer: int, attention: Attention, qkv: Tensor, context_lens: Tensor, slots: SlotTable, out: Tensor

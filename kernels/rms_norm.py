@@ -23,8 +23,8 @@ from kernels.launch import (
 @triton.jit
 def _rms_norm(x_ptr, residual_ptr, weight_ptr, out_ptr, width, part_stride, x_stride, residual_stride, out_stride, eps,
               PARTS: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Grid `(rows,)`: one program a row; row offsets are 64-bit."""
-    row = tl.program_id(0).to(tl.int64)
+    """Grid `(rows,)`: one program a row, the last first, which L2 may still have; row offsets are 64-bit."""
+    row = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < width
     weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)

@@ -22,44 +22,73 @@ from kernels.layout import Heads, Rope
 
 
 @triton.jit
+def _loaded(ptr, num_heads, norm_ptr, eps, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr,
+            BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
+    """Return heads in float32, normed where asked: both halves of what is rotated `[BLOCK_H, BLOCK_R]`, and the
+    rest."""
+    h = tl.arange(0, BLOCK_H)[:, None]
+    r = tl.arange(0, BLOCK_R)[None, :]
+    s = 2 * HALF + tl.arange(0, BLOCK_S)[None, :]
+    live = (h < num_heads) & (r < HALF)
+    first = tl.load(ptr + h * HEAD_DIM + r, mask=live, other=0.0).to(tl.float32)
+    second = tl.load(ptr + h * HEAD_DIM + HALF + r, mask=live, other=0.0).to(tl.float32)
+    rest = tl.load(ptr + h * HEAD_DIM + s, mask=(h < num_heads) & (s < HEAD_DIM), other=0.0).to(tl.float32)
+    if NORM:
+        squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)
+        squares += tl.sum(rest * rest, axis=1, keep_dims=True)
+        inverse = tl.rsqrt(squares / HEAD_DIM + eps)
+        first = first * inverse * tl.load(norm_ptr + r, mask=r < HALF, other=0.0).to(tl.float32)
+        second = second * inverse * tl.load(norm_ptr + HALF + r, mask=r < HALF, other=0.0).to(tl.float32)
+        rest = rest * inverse * tl.load(norm_ptr + s, mask=s < HEAD_DIM, other=0.0).to(tl.float32)
+    return first, second, rest
+
+
+@triton.jit
+def _store(ptr, num_heads, first, second, rest, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr,
+           BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr):  # fmt: skip
+    """Write heads as `_loaded` returns them."""
+    h = tl.arange(0, BLOCK_H)[:, None]
+    r = tl.arange(0, BLOCK_R)[None, :]
+    s = 2 * HALF + tl.arange(0, BLOCK_S)[None, :]
+    live = (h < num_heads) & (r < HALF)
+    dtype = ptr.dtype.element_ty
+    tl.store(ptr + h * HEAD_DIM + r, first.to(dtype), mask=live)
+    tl.store(ptr + h * HEAD_DIM + HALF + r, second.to(dtype), mask=live)
+    if 2 * HALF < HEAD_DIM:
+        tl.store(ptr + h * HEAD_DIM + s, rest.to(dtype), mask=(h < num_heads) & (s < HEAD_DIM))
+
+
+@triton.jit
 def _rope_kv_write(
     qkv_ptr, kv_ptr, slots_ptr, positions_ptr, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, eps, qkv_stride, slot_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, QK_NORM: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_V: tl.constexpr, NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid `(num_tokens,)`: q and k heads are one block of rows; token and pool offsets are 64-bit."""
-    half: tl.constexpr = ROTARY_DIM // 2
-    token = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, BLOCK_H)[:, None]
-    d = tl.arange(0, BLOCK_D)[None, :]
-    live = (h < HEADS + KV_HEADS) & (d < HEAD_DIM)
+    """Grid `(num_tokens,)`, the last token first, which L2 may still have; token and pool offsets are 64-bit."""
+    token = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
+    r = tl.arange(0, BLOCK_R)[None, :]
     position = tl.load(positions_ptr + token).to(tl.int64)
     home = kv_ptr + tl.load(slots_ptr + token).to(tl.int64) * slot_stride
-    partner = tl.where(d < half, d + half, tl.where(d < ROTARY_DIM, d - half, d))
-    sign = tl.where(d < half, -1.0, 1.0)
-    angle = position * half + tl.where(d < half, d, d - half)
-    cos = tl.load(cos_ptr + angle, mask=d < ROTARY_DIM, other=1.0)
-    sin = tl.load(sin_ptr + angle, mask=d < ROTARY_DIM, other=0.0) * sign
+    cos = tl.load(cos_ptr + position * HALF + r, mask=r < HALF, other=0.0)
+    sin = tl.load(sin_ptr + position * HALF + r, mask=r < HALF, other=0.0)
     wait_for_previous(PDL)
-    row = qkv_ptr + token * qkv_stride
-    x = tl.load(row + h * HEAD_DIM + d, mask=live, other=0.0).to(tl.float32)
-    y = tl.load(row + h * HEAD_DIM + partner, mask=live, other=0.0).to(tl.float32)
-    if QK_NORM:
-        inverse = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / HEAD_DIM + eps)
-        is_q = h < HEADS
-        wx = tl.where(is_q, tl.load(q_norm_ptr + d, mask=d < HEAD_DIM), tl.load(k_norm_ptr + d, mask=d < HEAD_DIM))
-        wy = tl.where(is_q, tl.load(q_norm_ptr + partner, mask=d < HEAD_DIM),
-                      tl.load(k_norm_ptr + partner, mask=d < HEAD_DIM))  # fmt: skip
-        x = x * inverse * wx.to(tl.float32)
-        y = y * inverse * wy.to(tl.float32)
     release_next(PDL)
-    tl.debug_barrier()  # partners are read by other threads: all reads come before the first write
-    rotated = (x * cos + y * sin).to(qkv_ptr.dtype.element_ty)
-    tl.store(row + h * HEAD_DIM + d, rotated, mask=live)
-    is_k = live & (h >= HEADS)
-    tl.store(home + (h - HEADS) * HEAD_DIM + d, rotated, mask=is_k)
-    v = tl.load(row + (h + KV_HEADS) * HEAD_DIM + d, mask=is_k, other=0.0)
-    tl.store(home + (h - HEADS + KV_HEADS) * HEAD_DIM + d, v, mask=is_k)
+    q_ptr = qkv_ptr + token * qkv_stride
+    k_ptr = q_ptr + HEADS * HEAD_DIM
+    v_ptr = k_ptr + KV_HEADS * HEAD_DIM
+    q1, q2, q3 = _loaded(q_ptr, HEADS, q_norm_ptr, eps, HEAD_DIM, HALF, BLOCK_Q, BLOCK_R, BLOCK_S, NORM)
+    k1, k2, k3 = _loaded(k_ptr, KV_HEADS, k_norm_ptr, eps, HEAD_DIM, HALF, BLOCK_K, BLOCK_R, BLOCK_S, NORM)
+    i = tl.arange(0, BLOCK_V)
+    inside = i < KV_HEADS * HEAD_DIM
+    v = tl.load(v_ptr + i, mask=inside)
+    tl.debug_barrier()  # whoever holds what twice writes it twice: all reads come before the first write
+    _store(q_ptr, HEADS, q1 * cos - q2 * sin, q2 * cos + q1 * sin, q3, HEAD_DIM, HALF, BLOCK_Q, BLOCK_R, BLOCK_S)
+    first = k1 * cos - k2 * sin
+    second = k2 * cos + k1 * sin
+    _store(k_ptr, KV_HEADS, first, second, k3, HEAD_DIM, HALF, BLOCK_K, BLOCK_R, BLOCK_S)
+    _store(home, KV_HEADS, first, second, k3, HEAD_DIM, HALF, BLOCK_K, BLOCK_R, BLOCK_S)
+    tl.store(home + KV_HEADS * HEAD_DIM + i, v, mask=inside)
 
 
 def rope_kv_write(
@@ -92,10 +121,13 @@ def rope_kv_write(
         expect_rows_contiguous(name, tensor)
     if num_tokens == 0:
         return
+    half = rope.cos.shape[1]
     _rope_kv_write[(num_tokens,)](
         qkv, kv, slots, positions, rope.cos, rope.sin, rope.q_norm if rope.q_norm is not None else qkv,
         rope.k_norm if rope.k_norm is not None else qkv, rope.eps, qkv.stride(0), kv.stride(0),
-        HEADS=heads.num_heads, KV_HEADS=heads.num_kv_heads, HEAD_DIM=heads.head_dim, ROTARY_DIM=2 * rope.cos.shape[1],
-        BLOCK_H=next_power_of_2(heads.num_heads + heads.num_kv_heads), BLOCK_D=next_power_of_2(heads.head_dim),
-        QK_NORM=rope.q_norm is not None, num_warps=8, **dependent(pdl),
+        HEADS=heads.num_heads, KV_HEADS=heads.num_kv_heads, HEAD_DIM=heads.head_dim, HALF=half,
+        BLOCK_Q=next_power_of_2(heads.num_heads), BLOCK_K=next_power_of_2(heads.num_kv_heads),
+        BLOCK_R=next_power_of_2(half), BLOCK_S=next_power_of_2(heads.head_dim - 2 * half),
+        BLOCK_V=next_power_of_2(heads.num_kv_heads * heads.head_dim), NORM=rope.q_norm is not None, num_warps=4,
+        **dependent(pdl),
     )  # fmt: skip

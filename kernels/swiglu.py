@@ -10,10 +10,11 @@ from kernels.launch import dependent, expect_rows_contiguous, expect_shape, rele
 
 
 @triton.jit
-def _swiglu(gate_up_ptr, out_ptr, width, in_stride, out_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Grid `(rows, cdiv(width, BLOCK))`; row offsets are 64-bit."""
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+def _swiglu(gate_up_ptr, out_ptr, width, blocks, in_stride, out_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Grid `(rows * blocks,)`, the last row first: it was written last, and L2 may have it. Row offsets are 64-bit."""
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    row = (program // blocks).to(tl.int64)
+    cols = program % blocks * BLOCK + tl.arange(0, BLOCK)
     inside = cols < width
     wait_for_previous(PDL)
     gate = tl.load(gate_up_ptr + row * in_stride + cols, mask=inside, other=0.0).to(tl.float32)
@@ -40,6 +41,7 @@ def swiglu(gate_up: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> No
     if rows == 0:
         return
     block = 2048
-    _swiglu[(rows, triton.cdiv(width, block))](
-        gate_up, out, width, gate_up.stride(0), out.stride(0), BLOCK=block, num_warps=8, **dependent(pdl)
+    blocks = triton.cdiv(width, block)
+    _swiglu[(rows * blocks,)](
+        gate_up, out, width, blocks, gate_up.stride(0), out.stride(0), BLOCK=block, num_warps=4, **dependent(pdl)
     )

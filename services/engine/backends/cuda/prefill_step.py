@@ -96,14 +96,14 @@ class PrefillStep:
         residual = decoder.embedding[batch.ids]
         normed = torch.empty_like(residual)
         for i, block in enumerate(decoder.blocks[:-1]):
-            rms_norm(residual, block.attention_norm, normed, decoder.norm_eps)
+            rms_norm(residual, block.attention_norm, normed, decoder.norm_eps, pdl=True)
             attended = self._attend(i, block, normed, batch)
             self._finish(block, attended, residual, normed)
         return self._last(batch, residual, normed)
 
     def _last(self, batch: PrefillBatch, residual: Tensor, normed: Tensor) -> Tensor:
         decoder, block, layer = self._decoder, self._decoder.blocks[-1], len(self._decoder.blocks) - 1
-        rms_norm(residual, block.attention_norm, normed, decoder.norm_eps)
+        rms_norm(residual, block.attention_norm, normed, decoder.norm_eps, pdl=True)
         wanted, tiles = batch.logits_tokens, batch.last_tiles
         if batch.scored is not None:
             wanted, tiles = torch.cat((wanted, batch.scored)), batch.tiles
@@ -116,21 +116,21 @@ class PrefillStep:
             residual, attended = residual[wanted], attended[wanted]
             normed = torch.empty_like(residual)
             self._finish(block, attended, residual, normed)
-            rms_norm(residual, decoder.norm, normed, decoder.norm_eps)
+            rms_norm(residual, decoder.norm, normed, decoder.norm_eps, pdl=True)
             return normed
         return residual.new_empty(0, residual.shape[1])
 
     def _finish(self, block: Block, attended: Tensor, residual: Tensor, normed: Tensor) -> None:
         """Add attention's output and the MLP to the residual."""
         self._add_product(residual, attended, block.attention.out)
-        rms_norm(residual, block.mlp_norm, normed, self._decoder.norm_eps)
+        rms_norm(residual, block.mlp_norm, normed, self._decoder.norm_eps, pdl=True)
         mlp = block.mlp
         if isinstance(mlp, RoutedMlp):
             self._add(residual, routed_experts(normed, *mlp.choose(normed), mlp.gate_up, mlp.down))
             return
         gate_up = _product(normed, mlp.gate_up)
         inner = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        swiglu(gate_up, inner)
+        swiglu(gate_up, inner, pdl=True)
         self._add_product(residual, inner, mlp.down)
 
     def _add(self, residual: Tensor, x: Tensor) -> None:
@@ -171,7 +171,7 @@ class PrefillStep:
         rope = self._rope
         if norm is not None:
             rope = replace(rope, q_norm=norm.q_weight, k_norm=norm.k_weight, eps=norm.eps)
-        rope_kv_write(qkv, self._pool[layer], batch.slots, batch.positions, rope, self._heads)
+        rope_kv_write(qkv, self._pool[layer], batch.slots, batch.positions, rope, self._heads, pdl=True)
 
     def _attend(self, layer: int, block: Block, normed: Tensor, batch: PrefillBatch) -> Tensor:
         qkv = _product(normed, block.attention.qkv)

@@ -52,6 +52,7 @@ def idle_engine(folder: Path, rows: int) -> Engine:
         (prefill_graphs.PrefillGraphs, "launch", lambda *_: (torch.zeros(8, VOCAB), None)),
         (slot_table, "scatter_ints", nothing),
         (runner, "scatter_ints", nothing),
+        (runner, "publish_ids", nothing),
         (runner, "launch_draws", nothing),
         (load, "make_runner", runner.CudaRunner),
     ):

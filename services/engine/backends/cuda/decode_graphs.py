@@ -1,8 +1,8 @@
 """Decode steps as CUDA graphs over a ladder of row counts, with greedy sampling and the next ids inside.
 
 A graph reads `rows` and `context_lens` where staging puts them first, takes its ids from the table of next ids, and
-leaves the argmax of each row in `sampled` and in that table. Rows beyond a step's own have length 0 and name the
-padding row.
+leaves the argmax of each row in `sampled`, in that table and with the host. Rows beyond a step's own have length 0 and
+name the padding row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.argmax import ArgmaxScratch, argmax
-from kernels.indexed import gather_ints, scatter_ints
+from kernels.indexed import gather_ints, publish_ids
 from kernels.layout import Heads, Rope, SlotTable
 from services.engine.backends.cuda.clock import captured
 from services.engine.backends.cuda.decode_step import DecodeBuffers, DecodeStep
@@ -42,9 +42,11 @@ class DecodeGraphs:
 
     def __init__(  # noqa: PLR0913 - what a step is made of
         self, decoder: Decoder, heads: Heads, rope: Rope, pool: Tensor, table: DeviceTable,
-        rows: Tensor, context_lens: Tensor, recipe_of: Callable[[int], DecodeRecipe], sums: RankSums | None,
+        rows: Tensor, context_lens: Tensor, host_block: Tensor, recipe_of: Callable[[int], DecodeRecipe],
+        sums: RankSums | None,
     ) -> None:  # fmt: skip
-        """`rows`, `context_lens`: `[max_rows]` int32 on the device, at their lasting addresses."""
+        """`rows`, `context_lens`: `[max_rows]` int32 on the device, at their lasting addresses; `host_block`: likewise
+        `[1]` int64, the address of the pinned memory that takes a step's ids."""
         max_rows, device = len(rows), pool.device
         self._rungs = ladder(max_rows)
         self._buffers = DecodeBuffers(decoder, heads, max_rows, decoder.head.shape[0])
@@ -55,7 +57,7 @@ class DecodeGraphs:
         self.sampled = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._ids = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._scratch = ArgmaxScratch.allocate(max_rows, device)
-        self._table, self._rows, self._lens = table, rows, context_lens
+        self._table, self._rows, self._lens, self._host_block = table, rows, context_lens, host_block
         began = time.monotonic()
         memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._graphs: dict[int, Callable[[], object]] = {}
@@ -86,6 +88,6 @@ class DecodeGraphs:
             argmax(logits, sampled, self._scratch, pdl=recipe.pdl)
             if self._is_split and self._sums is not None:
                 self._sums.pick(logits, sampled, pdl=recipe.pdl)
-            scatter_ints(sampled, rows, next_ids, pdl=recipe.pdl)
+            publish_ids(sampled, rows, next_ids, self._host_block, pdl=recipe.pdl)
 
         return launches

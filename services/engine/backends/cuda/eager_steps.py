@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.argmax import ArgmaxScratch, argmax
-from kernels.indexed import scatter_ints
+from kernels.indexed import publish_ids
 from kernels.layout import Heads, SlotTable
 from kernels.prefill_attention import PrefillTuning, prefill_attention
 from services.engine.backends.cuda.chunks import stage_chunks
@@ -74,13 +74,15 @@ class EagerDecode:
     """As `DecodeGraphs` is used: `logits` and `sampled` are of the rows launched last."""
 
     def __init__(
-        self, step: EagerStep, table: DeviceTable, rows: Tensor, context_lens: Tensor, vocab: int, dtype: torch.dtype
-    ) -> None:
-        """`rows`, `context_lens`: `[max_rows]` int32 on the device, at their lasting addresses."""
+        self, step: EagerStep, table: DeviceTable, rows: Tensor, context_lens: Tensor, host_block: Tensor, vocab: int,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        """`rows`, `context_lens`, `host_block`: as of `DecodeGraphs`."""
         max_rows, device = len(rows), rows.device
         self.logits = torch.zeros(max_rows, vocab, dtype=dtype, device=device)
         self.sampled = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._step, self._table, self._rows, self._lens = step, table, rows, context_lens
+        self._host_block = host_block
         self._scratch = ArgmaxScratch.allocate(max_rows, device)
         self._numbers = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._tiles = torch.stack((self._numbers, torch.zeros_like(self._numbers)), dim=1)
@@ -104,4 +106,4 @@ class EagerDecode:
         self.logits[:num_rows] = self._step.logits(self._step.states(batch))
         sampled = self.sampled[:num_rows]
         argmax(self.logits[:num_rows], sampled, self._scratch)
-        scatter_ints(sampled, rows, self._table.next_ids)
+        publish_ids(sampled, rows, self._table.next_ids, self._host_block)

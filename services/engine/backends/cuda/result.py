@@ -35,15 +35,19 @@ class HostIds:
         self._drawn: list[Drawn | None] = [None] * _BLOCKS
         self._turn = 0
 
-    def fetch(self, ids: Tensor) -> tuple[Drawn, Mark]:
-        """Launch the copy of int32 `ids` to the host; returns what reads them there, and the mark behind the copy."""
-        turn = self._turn = (self._turn + 1) % _BLOCKS
-        last, block = self._drawn[turn], self._blocks[turn][: len(ids)]
+    def take(self) -> Tensor:
+        """Return the block of the next step, which its last kernel stores ids into."""
+        self._turn = (self._turn + 1) % _BLOCKS
+        last = self._drawn[self._turn]
         if last is not None:
             last.read()  # who has not until now, will find them known
-        block.copy_(ids, non_blocking=True)
+            self._drawn[self._turn] = None
+        return self._blocks[self._turn]
+
+    def launched(self, num_ids: int) -> tuple[Drawn, Mark]:
+        """All that stores into the block taken last is launched; returns what reads it, and the mark behind it."""
         mark = Mark(self._device)
-        drawn = self._drawn[turn] = Drawn(block.numpy(), mark.wait)
+        drawn = self._drawn[self._turn] = Drawn(self._blocks[self._turn][:num_ids].numpy(), mark.wait)
         return drawn, mark
 
 

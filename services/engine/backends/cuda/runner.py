@@ -1,11 +1,12 @@
 """The cuda backend: a step is one copy to the device, one graph for its decode rows, and launches for its chunks.
 
     host      pack rows, lengths, table writes, chunks, draws ─ send ─ launch ─ read the results of the step before
-    device    ... the step before ...     copy ─ table ─ decode graph ─ draws ─ prefill ─ draws ─ ids to the host
+    device    ... the step before ...     copy ─ table ─ decode graph ─ prefill ─ draws
 
-Sampled ids stay on the device as the rows' next inputs; their copy to the host is read one step late. Everything but
-gathers into transfer pages is launched on one stream, so slots and rows may be used again as soon as the host has given
-them back; a gather runs beside the next step, and `end_gathers` is for slots that are given back under it.
+Sampled ids stay on the device as the rows' next inputs. The kernel that puts them there stores them into a pinned block
+too, whose address is sent with the rows; the host reads it one step late. Everything but gathers into transfer pages is
+launched on one stream, so slots and rows may be used again as soon as the host has given them back; a gather runs
+beside the next step, and `end_gathers` is for slots that are given back under it.
 
 Where rows have grammars, their draws wait for masks that the host makes of the ids before (`row_masks`). It is the
 device that waits: they are launched with all else.
@@ -16,14 +17,13 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels import pages
-from kernels.indexed import scatter_ints
+from kernels.indexed import publish_ids, scatter_ints
 from kernels.layout import Heads as KernelHeads
 from kernels.layout import Rope
 from kernels.prefill_attention import PrefillTuning
@@ -55,20 +55,11 @@ from services.engine.runner import Copy
 
 log = logging.getLogger(__name__)
 
-_STAGING_INTS = 1 << 20
-"""Room for a step's arrays: 4 MiB; what is beyond is copied apart."""
+_STAGING_INTS, _LATE_INTS = 1 << 20, 1 << 16
+"""Room for a step's arrays: 4 MiB, and 256 KiB behind its prompts; what is beyond is copied apart."""
 _SMALL_TILES = PrefillTuning(block_queries=64, block_keys=32, stages=2, warps=4)
 """Where rows of K and V take more than 256 bytes: larger ones do not fit into shared memory."""
 _WIDEST_FOR_LARGE_TILES = 128
-
-
-class _Prompts(NamedTuple):
-    """A step's chunks, packed."""
-
-    chunks: PrefillBatch
-    draws: Draws | None
-    rows: Tensor | None
-    """Request rows of the samples that end prompts."""
 
 
 class CudaRunner:
@@ -92,10 +83,14 @@ class CudaRunner:
         self._rope = Rope(cos, sin)
         self._max_rows = len(rows.length)
         self._table = DeviceTable(rows, pool.shape[1] - 1, self.device)
-        self._staging = Staging(2 * self._max_rows + _STAGING_INTS, self.device)
-        self._packed: Ints = np.empty((2, -(-self._max_rows // 32) * 32), np.int32)
-        self._rows, self._lens = self._stage_no_rows()[:, : self._max_rows]
+        self._staging = Staging(3 * self._max_rows + _STAGING_INTS, self.device)
+        self._late_staging = Staging(_LATE_INTS, self.device)
+        self._packed: Ints = np.zeros((3, -(-self._max_rows // 32) * 32), np.int32)
+        """What the graphs read of a step: rows, lengths, the address of the block that its ids go to."""
         self._host_ids = HostIds(self._max_rows, self.device)
+        packed = self._stage_no_rows()
+        self._rows, self._lens = packed[:2, : self._max_rows]
+        self._host_block = packed[2].view(torch.int64)[:1]
         self._ranks = ranks
         self._vocab = decoder.vocab_size
         self._masks = MaskBlocks(self._max_rows, self._vocab, self.device)
@@ -121,17 +116,16 @@ class CudaRunner:
         if batch.chunks:  # their launches take memory and load code, for which the driver may wait for the device
             self._masks.settle()
         n, staging = batch.num_decode_rows, self._staging
-        self._stage_rows(batch.decode_rows, batch.context_lens)
+        self._stage_rows(batch.decode_rows, batch.context_lens, self._host_ids.take() if n else None)
         chunks = self._prefill.stage(batch) if batch.chunks else None
         writes = self._table.stage(batch.table_writes, staging)
         decode_draws = self._row_draws.stage(batch, staging)
-        prompts = None if chunks is None else self._stage_prompts(batch, chunks)
         staging.send()
         for write in writes:
             write()
         if n:
             self._graphs.launch(n)
-        return DeviceResult(self._launch_rest(batch, decode_draws, prompts), self.waiting)
+        return DeviceResult(self._launch_rest(batch, decode_draws, chunks), self.waiting)
 
     def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
         """See Runner."""
@@ -166,7 +160,9 @@ class CudaRunner:
         log.info("decode and prompts: attention Triton over slots, all else the model's own modules, no graphs")
         step = EagerStep(decoder, self._heads, self.pool, tuning)
         self._prefill = EagerPrefill(step, self._table, self._staging, tuning.block_queries)
-        self._graphs = EagerDecode(step, self._table, self._rows, self._lens, self._vocab, self.pool.dtype)
+        self._graphs = EagerDecode(
+            step, self._table, self._rows, self._lens, self._host_block, self._vocab, self.pool.dtype
+        )
 
     def _capture(self, decoder: Decoder, chunk_tokens: int) -> None:
         sums = open_rank_sums(self._ranks, decoder.embedding.shape[1], self._max_rows, self.pool.dtype, self.device)
@@ -188,64 +184,67 @@ class CudaRunner:
         self._stage_no_rows()
         self._staging.send()
         self._graphs = DecodeGraphs(
-            decoder, self._heads, self._rope, self.pool, self._table, self._rows, self._lens, recipe_of, sums
-        )
+            decoder, self._heads, self._rope, self.pool, self._table, self._rows, self._lens, self._host_block,
+            recipe_of, sums,
+        )  # fmt: skip
 
     def _warm_up(self) -> None:
         began = time.monotonic()
         warm_table(self._table, self._staging)
         warm_sampling(self._vocab, self._graphs.logits.dtype, self._staging, self._masks, self.device)
         warm_pages(self.pool, self._table.padding_slot)
+        self._stage_no_rows()
+        self._staging.send()
+        self._publish(1)
         torch.cuda.synchronize(self.device)
         log.info("kernels of sampling and of pages: %.1f s", time.monotonic() - began)
 
     def _stage_no_rows(self) -> Tensor:
-        return self._stage_rows(np.empty(0, np.intp), np.empty(0, np.int32))
+        """For launches whose ids nobody reads."""
+        return self._stage_rows(np.empty(0, np.intp), np.empty(0, np.int32), self._host_ids.take())
 
-    def _stage_rows(self, decode_rows: Indexes, context_lens: Ints) -> Tensor:
+    def _stage_rows(self, decode_rows: Indexes, context_lens: Ints, block: Tensor | None) -> Tensor:
         """Pack what the graphs read, first of all, so that it always lies at the same addresses."""
-        n, (rows, lens) = len(decode_rows), self._packed
+        n, (rows, lens, address) = len(decode_rows), self._packed
         rows[:n], rows[n:] = decode_rows, self._table.padding_row
         lens[:n], lens[n:] = context_lens, 0
+        if block is not None:
+            address[:2].view(np.int64)[0] = block.data_ptr()
         self._staging.begin()
         return self._staging.put(self._packed)
 
-    def _stage_prompts(self, batch: Batch, chunks: PrefillBatch) -> _Prompts:
-        first, vocab = batch.num_decode_rows, self._vocab
-        draws = stage_draws(batch.first_samples, first, vocab, self._staging, self._masks, self.device)
-        # Of the samples that end a prompt; the padding row where nothing is decoded here.
-        rows = [self._table.padding_row if (row := s.sequence.row) is None else row for s in batch.first_samples]
-        return _Prompts(chunks, draws, self._staging.put(np.array(rows, np.int32)) if rows else None)
-
-    def _launch_rest(self, batch: Batch, draws: Draws | None, prompts: _Prompts | None) -> Outputs:
+    def _launch_rest(self, batch: Batch, draws: Draws | None, chunks: PrefillBatch | None) -> Outputs:
         """All of a step behind its decode graph. Prompts come first: nothing is launched behind a hold for masks that
         takes memory or loads code."""
         n, written = batch.num_decode_rows, None
         asked: list[Logprobs | None] = []
         sent: list[Drawn] = []
         scores: list[ChunkScores] = []
-        if prompts is not None:
-            logits, states = self._prefill.launch(prompts.chunks)
-            first, logprobs = self._sample_first(logits, prompts.draws, prompts.rows)
+        first_draws: Draws | None = None
+        if chunks is not None:
+            logits, states = self._prefill.launch(chunks)
+            first_draws, first, logprobs = self._sample_first(batch, logits)
             sent.append(first)
             asked.append(logprobs)
             scores = self._score(batch, states)
         if n:
             if draws is not None:
                 asked.append(self._draw_rows(n, draws))
-            decoded, written = self._host_ids.fetch(self._graphs.sampled[:n])
+            decoded, written = self._host_ids.launched(n)
             sent.insert(0, decoded)
             if draws is not None:
                 draws.drawn(self._graphs.sampled, decoded)
         told = [each for each in asked if each is not None]
-        masks = [each for part in (draws, prompts and prompts.draws) if part is not None for each in part.masks]
+        masks = [each for part in (draws, first_draws) if part is not None for each in part.masks]
         return Outputs(sent, masks, told, scores, written or Mark(self.device))
 
     def _draw_rows(self, n: int, draws: Draws) -> Logprobs | None:
-        sampled = self._graphs.sampled
-        logprobs = launch_draws(draws, self._whole(self._graphs.logits[:n]), sampled)
-        scatter_ints(sampled[:n], self._rows[:n], self._table.next_ids)
+        logprobs = launch_draws(draws, self._whole(self._graphs.logits[:n]), self._graphs.sampled)
+        self._publish(n)
         return logprobs
+
+    def _publish(self, n: int) -> None:
+        publish_ids(self._graphs.sampled[:n], self._rows[:n], self._table.next_ids, self._host_block)
 
     def _score(self, batch: Batch, states: Tensor | None) -> list[ChunkScores]:
         """`states`: of all scored tokens, one chunk's after the other's."""
@@ -260,17 +259,27 @@ class CudaRunner:
             score(each, part, logits_of, self._vocab, download) for each, part in zip(batch.scored, parts, strict=True)
         ]
 
-    def _sample_first(self, logits: Tensor, draws: Draws | None, rows: Tensor | None) -> tuple[Drawn, Logprobs | None]:
-        ids = torch.empty(0 if rows is None else len(rows), dtype=torch.int32, device=self.device)
-        logprobs = None
-        if draws is not None and rows is not None:
+    def _sample_first(self, batch: Batch, logits: Tensor) -> tuple[Draws | None, Drawn, Logprobs | None]:
+        """Draw the tokens that end prompts. How is packed behind the prompts' launches: the device has long to compute,
+        and would else wait for it."""
+        samples, staging = batch.first_samples, self._late_staging
+        ids = torch.empty(len(samples), dtype=torch.int32, device=self.device)
+        draws = logprobs = None
+        if samples:
+            staging.begin()
+            # The padding row where nothing is decoded here.
+            rows = [self._table.padding_row if (row := s.sequence.row) is None else row for s in samples]
+            index = staging.put(np.array(rows, np.int32))
+            draws = stage_draws(samples, batch.num_decode_rows, self._vocab, staging, self._masks, self.device)
+            assert draws is not None
+            staging.send()
             logprobs = launch_draws(draws, self._whole(logits), ids)
-            scatter_ints(ids, rows, self._table.next_ids)
+            scatter_ints(ids, index, self._table.next_ids)
         host = download(ids).numpy()
         drawn = Drawn(host, Mark(self.device).wait)
         if draws is not None:
             draws.drawn(ids, drawn)
-        return drawn, logprobs
+        return draws, drawn, logprobs
 
     def _whole(self, logits: Tensor) -> Tensor:
         """The logits of the whole vocabulary, where each rank has some."""

@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.indexed import copy_ints
 from services.engine.arrays import Ints
 from services.engine.backends.cuda.clock import Mark, pinned, upload
 
 _BLOCKS = 3
+_KERNEL_INTS = 1 << 16
+"""Up to 256 KiB are copied by a kernel, which is there earlier; the copy engine takes what is more."""
 _ALIGN_INTS = 32
 """128 bytes: Triton compiles a kernel anew for pointers that are less aligned."""
 
@@ -64,5 +67,8 @@ class Staging:
         if copy is None or len(copy[0]) != n:
             copy = self._copies[turn] = self._device_ints[:n], self._blocks[turn][:n]
         target, source = copy
-        target.copy_(source, non_blocking=True)
+        if n <= _KERNEL_INTS and target.is_cuda:
+            copy_ints(source, target)
+        else:
+            target.copy_(source, non_blocking=True)
         self._marks[turn].set_again(target.device)

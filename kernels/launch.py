@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 _UPCAST = tl.constexpr(INTERPRETED)
 LOG2_E = 1.4426950408889634
+_HOPPER = 90
+"""Compute capability, times ten."""
 MIN_BLOCK_D = 16
 """The least depth of a product on tensor cores; smaller heads are padded to it."""
 
@@ -17,11 +21,17 @@ MIN_BLOCK_D = 16
 def dependent(pdl: bool) -> dict[str, bool]:
     """Return the launch arguments of a kernel that may start before the one in front of it has ended.
 
-    Programmatic dependent launch is a matter of Hopper's hardware; under the interpreter it is left out.
+    Programmatic dependent launch came with Hopper's hardware; before it and under the interpreter it is left out.
     """
-    if pdl and not INTERPRETED:
+    if pdl and not INTERPRETED and _has_dependent_launch():
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}
+
+
+@cache
+def _has_dependent_launch() -> bool:
+    target = triton.runtime.driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= _HOPPER)
 
 
 @triton.jit

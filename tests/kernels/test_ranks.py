@@ -18,7 +18,7 @@ SLOTS = 64
 
 
 def world(count: int, places: int, itemsize: int, device: torch.device, epoch: int = 0) -> list[Mailbox]:
-    """The boxes of `count` ranks on one device, after `epoch` exchanges. They live as long as the first one."""
+    """The boxes of `count` ranks on one device, after `epoch` exchanges, kept alive for good."""
     boxes = torch.zeros(count, box_bytes(places, count), dtype=torch.uint8, device=device)
     kind = torch.int16 if itemsize == 2 else torch.int32
     fields = 8 // itemsize

@@ -117,7 +117,10 @@ class DeviceMapping:
         handle = _Handle.from_buffer_copy(raw)
         _check("cuIpcOpenMemHandle", self._driver.open(byref(self._base), handle, _LAZY_PEER_ACCESS))
         self._start = self._base.value + offset
-        _check("cuStreamCreate", self._driver.make_stream(byref(self._stream), _NON_BLOCKING))
+        status = self._driver.make_stream(byref(self._stream), _NON_BLOCKING)
+        if status != _SUCCESS:
+            self._driver.close(self._base)
+        _check("cuStreamCreate", status)
         self._free: list[c_void_p] = []
 
     def read(self, start: int, num_bytes: int, into: Buffer) -> _Reading:

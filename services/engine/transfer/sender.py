@@ -104,7 +104,7 @@ class _SenderSide:
         self._fabric = fabric
         self._channels: Directory[SendChannel] = Directory()
         self._by_peer: dict[str, SendChannel] = {}
-        """The newest of each."""
+        """The newest of each; those that have ended go with the next that connects."""
         self._filling: deque[Outbound] = deque()
         """Pages the device still writes, which nobody may touch or free."""
         self._test_page = TestPage(context.pool)
@@ -143,6 +143,7 @@ class _SenderSide:
         except ucx.UCXError as error:
             self._context.events.put(PeerLost(address.peer_id, address.incarnation, LostReason.CONNECT, str(error)))
             return
+        self._by_peer = {peer: channel for peer, channel in self._by_peer.items() if channel.channel.ended is None}
         self._by_peer[address.peer_id] = self._channels.open(
             lambda number: SendChannel(self._context, address, number, link, self._test_page)
         )
@@ -181,7 +182,4 @@ class _SenderSide:
 
     def _find(self, peer_id: str) -> SendChannel | None:
         channel = self._by_peer.get(peer_id)
-        if channel is not None and channel.channel.ended is not None:
-            del self._by_peer[peer_id]
-            return None
-        return channel
+        return channel if channel is not None and channel.channel.ended is None else None

@@ -68,7 +68,7 @@ def recipe_for(rows: int, num_kv_heads: int, dtype: torch.dtype, *, hopper: bool
     if rows > 64:
         return replace(recipe, out=SplitDepth(2), down=SplitDepth(2))
     block_b = max(16, 1 << (rows - 1).bit_length())
-    chosen = _products(recipe, rows, block_b) if hopper else _portable(recipe, block_b)
+    chosen = _products(recipe, rows, block_b, num_ranks) if hopper else _portable(recipe, block_b)
     return chosen if num_ranks == 1 else _split(chosen, block_b, hopper=hopper)
 
 
@@ -94,8 +94,8 @@ def _attention(recipe: DecodeRecipe, rows: int, num_kv_heads: int) -> DecodeReci
                    min_split_blocks=4 * num_kv_heads)  # fmt: skip
 
 
-def _products(recipe: DecodeRecipe, rows: int, block_b: int) -> DecodeRecipe:
-    if rows < 16:
+def _products(recipe: DecodeRecipe, rows: int, block_b: int, num_ranks: int) -> DecodeRecipe:
+    if rows < 16 or (block_b <= 16 and num_ranks > 1):
         return replace(
             recipe,
             qkv=StreamShape(64, block_b, 128, 1, 5),
@@ -141,23 +141,9 @@ def _portable(recipe: DecodeRecipe, block_b: int) -> DecodeRecipe:
 
 def _split(recipe: DecodeRecipe, block_b: int, *, hopper: bool) -> DecodeRecipe:
     """Half the tiles of a whole model would leave half the card idle."""
-    if not hopper:
-        return replace(recipe, qkv=GemmShape(64, block_b, 128, 2, 4))
-    if block_b <= 16:
-        return replace(
-            recipe,
-            qkv=GemmShape(64, block_b, 128, 2, 4),
-            out=StreamShape(64, block_b, 128, 2, 5),
-            down=GemmShape(64, block_b, 128, 2, 6),
-        )
-    if block_b <= 32:
-        return replace(
-            recipe,
-            qkv=GemmShape(64, block_b, 128, 2, 4),
-            gate_up=StreamShape(64, block_b, 64, 1, 5),
-        )
-    return replace(
-        recipe,
-        qkv=StreamShape(64, block_b, 128, 2, 6),
-        gate_up=StreamShape(64, block_b, 64, 1, 5),
-    )
+    qkv: Product = GemmShape(64, block_b, 128, 2, 4)
+    if not hopper or block_b <= 16:
+        return replace(recipe, qkv=qkv)
+    if block_b > 32:
+        qkv = StreamShape(64, block_b, 128, 2, 6)
+    return replace(recipe, qkv=qkv, gate_up=StreamShape(64, block_b, 64, 1, 5))

@@ -84,7 +84,7 @@ class DecodeWorker:
         self._reserved: dict[Key, Story] = {}
         self._reserved_slots = 0
         self._joining: list[Row] = []
-        self._rows = Rows()
+        self._rows = Rows(config.extent_slots)
         self._resumed: deque[_Resumed] = deque()
         self._preempted_at: dict[int, float] = {}
         self._attempts = 1_000_000
@@ -172,13 +172,16 @@ class DecodeWorker:
         self._joining.clear()
         if not self._rows and not self._resumed:
             return
-        self._make_room()
+        revoked = self._make_room()
+        self._rows.grow()
         chunk = self._resumed[0] if self._resumed else None
         tokens = min(chunk.left, self.config.chunk_tokens) if chunk else 0
         took_s = self._costs.decode_s(len(self._rows), self._rows.context_tokens) if len(self._rows) else 0.0
         took_s += self._costs.chunk_s(tokens, chunk.context - chunk.left) if chunk else 0.0
         self._stepping, self._began_s = True, self._time.now_s
         self._time.after(took_s, partial(self._end, took_s, chunk, tokens))
+        for story in revoked:
+            self._told.revoked(story)
 
     def _start(self, row: Row) -> None:
         row.since = self._rows.step
@@ -222,20 +225,21 @@ class DecodeWorker:
 
     # ----------------------------------------------------------------------------------------------------------- room
 
-    def _make_room(self) -> None:
+    def _make_room(self) -> list[Story]:
+        """For the extents of the next step. Returns whose grants were taken back: they are told once the step has its
+        extents, or they would ask again, get back what they had, and the step would want it again, for ever."""
+        revoked = []
         while self.held + self._rows.slots_wanted > self.config.capacity_slots:
             without_bytes = [key for key, story in self._reserved.items() if story.computed_s is None]
             if without_bytes:
-                self._revoke(max(without_bytes, key=lambda key: (self._reserved[key].arrival.at_s, key)))
+                youngest = max(without_bytes, key=lambda key: (self._reserved[key].arrival.at_s, key))
+                revoked.append(self._reserved[youngest])
+                self._release(youngest)
             elif len(self._rows) + len(self._resumed) > 1 and len(self._rows):
                 self._preempt(self._rows.youngest())
             else:
                 break
-
-    def _revoke(self, key: Key) -> None:
-        story = self._reserved[key]
-        self._release(key)
-        self._told.revoked(story)
+        return revoked
 
     def _release(self, key: Key) -> None:
         story = self._reserved.pop(key)

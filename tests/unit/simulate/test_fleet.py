@@ -78,6 +78,18 @@ def test_every_rule_serves_all_and_leaves_nothing(rule: str) -> None:
     check_empty(fleet)
 
 
+@pytest.mark.parametrize("rule", ["ours", "aggressive"])
+@pytest.mark.parametrize("extent_slots", [1, 8, 64])
+def test_grants_are_taken_back_and_given_again_whatever_the_extents(rule: str, extent_slots: int) -> None:
+    lengths = LengthConfig(prior_tokens=20)
+    tight = RouterConfig(10_000, extent_slots=extent_slots, lengths=lengths)
+    fleet = simulate(
+        replace(SETUP, num_prefill=2, rule=rule, max_new_tokens=400, decode=tight), burst(60, 600, 100, 0.02)
+    )
+    assert all(story.finished_s is not None for story in fleet.stories)
+    check_empty(fleet)
+
+
 def test_aggressive_preempts_where_oracle_and_limit_do_not() -> None:
     tight = replace(SETUP, max_new_tokens=400, decode=RouterConfig(6000))
     arrivals = burst(60, 300, 200, 0.02)

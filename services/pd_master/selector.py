@@ -10,7 +10,7 @@ that of the best pair. A decode worker computes a prompt itself when little of i
 computed sooner than the prompt would come from the prefill worker.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -113,17 +113,9 @@ def choose(request: Request, excluded: frozenset[WorkerRef], snapshot: Snapshot,
     Retry-After) when all queues are full."""
     usable = [view for view in snapshot.workers if view.takes_work and view.model == request.model]
     wanted = [view for view in usable if view.worker not in excluded]
-    firsts = {view.worker: view for view in wanted if view.role is Role.MIXED}
-    decodes: dict[WorkerRef, list[WorkerView]] = {}
-    for view in wanted:
-        partners = [one for one in wanted if _are_paired(view, one)]
-        if partners:
-            firsts[view.worker], decodes[view.worker] = view, partners
-    if not firsts:
-        raise _nobody(usable, request.model)
-    able = [view for view in firsts.values() if _can_hold(request, view, decodes.get(view.worker))]
+    able = _able_to_begin(request, wanted)
     if not able:
-        raise _too_large(request, firsts.values(), decodes)
+        raise _nobody_able(request, usable, wanted)
     free = [view for view in able if not view.is_full]
     if not free:
         wait_s = min(view.wait_s for view in able)
@@ -132,8 +124,7 @@ def choose(request: Request, excluded: frozenset[WorkerRef], snapshot: Snapshot,
     first = _near_best(free, cost, NEAR_WAIT_S, snapshot.draw)
     if first.role is Role.MIXED:
         return Pair(first.worker, None)
-    partners = [view for view in decodes[first.worker] if _fits_decode(request, view.limits)]
-    second = _choose_decode(request, first, partners, snapshot)
+    second = _choose_decode(request, first, _partners(request, first, wanted), snapshot)
     if _computes_sooner(request, first, second, snapshot, policy):
         return Pair(second.worker, None)
     return Pair(first.worker, _peer(second))
@@ -142,18 +133,10 @@ def choose(request: Request, excluded: frozenset[WorkerRef], snapshot: Snapshot,
 def choose_decode(request: Request, prefill: WorkerRef, excluded: frozenset[WorkerRef], snapshot: Snapshot) -> Peer:
     """Pick another decode worker for a prompt that a prefill worker holds. Raises NoWorkerError when there is none."""
     holder = next((view for view in snapshot.workers if view.worker == prefill), None)
-    partners = [
-        view
-        for view in snapshot.workers
-        if holder is not None
-        and view.takes_work
-        and view.worker not in excluded
-        and _are_paired(holder, view)
-        and _fits_decode(request, view.limits)
-    ]
-    if not partners:
+    wanted = [view for view in snapshot.workers if view.takes_work and view.worker not in excluded]
+    partners = [] if holder is None else _partners(request, holder, wanted)
+    if holder is None or not partners:
         raise NoWorkerError("no other decode worker is left for a prompt that is computed", retry_after_s=1.0)
-    assert holder is not None
     return _peer(_choose_decode(request, holder, partners, snapshot))
 
 
@@ -184,11 +167,30 @@ def _are_paired(prefill: WorkerView, decode: WorkerView) -> bool:
     )
 
 
-def _can_hold(request: Request, view: WorkerView, partners: list[WorkerView] | None) -> bool:
-    if partners is None:
-        return _fits_decode(request, view.limits)
-    computes = len(request.prompt_ids) < view.limits.num_slots and _has_places(request, view.limits)
-    return computes and any(_fits_decode(request, one.limits) for one in partners)
+def _able_to_begin(request: Request, wanted: list[WorkerView]) -> list[WorkerView]:
+    """Mixed workers that can hold it, and prefill workers that can compute it and have a decode worker for it.
+
+    Takes P + D steps where pairs are proven, not P x D: a prefill worker needs one decode worker here, and which one it
+    gets is asked for the chosen one alone.
+    """
+    mixed, prefill, fitting = [], [], dict[str, set[WorkerRef]]()
+    for view in wanted:
+        if view.role is Role.PREFILL:
+            if len(request.prompt_ids) < view.limits.num_slots and _has_places(request, view.limits):
+                prefill.append(view)
+        elif _fits_decode(request, view.limits):
+            if view.role is Role.MIXED:
+                mixed.append(view)
+            else:
+                fitting.setdefault(view.group, set()).add(view.worker)
+    return mixed + [
+        view for view in prefill if view.group in fitting and not fitting[view.group].isdisjoint(view.proven)
+    ]
+
+
+def _partners(request: Request, prefill: WorkerView, views: list[WorkerView]) -> list[WorkerView]:
+    """Decode workers that can hold what this one computes."""
+    return [view for view in views if _are_paired(prefill, view) and _fits_decode(request, view.limits)]
 
 
 def _fits_decode(request: Request, limits: Limits) -> bool:
@@ -254,8 +256,10 @@ def _computes_sooner(
 
 
 def _near(views: list[WorkerView], cost: Callable[[WorkerView], float], near: float) -> list[WorkerView]:
-    best = min(cost(view) for view in views)
-    return [view for view in views if cost(view) <= best + 0.1 * abs(best) + near]
+    costs = [cost(view) for view in views]
+    best = min(costs)
+    most = best + 0.1 * abs(best) + near
+    return [view for view, own in zip(views, costs, strict=True) if own <= most]
 
 
 def _near_best(views: list[WorkerView], cost: Callable[[WorkerView], float], near: float, draw: float) -> WorkerView:
@@ -265,6 +269,14 @@ def _near_best(views: list[WorkerView], cost: Callable[[WorkerView], float], nea
 
 def _peer(view: WorkerView) -> Peer:
     return Peer(view.worker, view.address)
+
+
+def _nobody_able(request: Request, usable: list[WorkerView], wanted: list[WorkerView]) -> SluiceError:
+    """Why nobody takes it: a role is missing, or it is larger than every way it could take."""
+    prefill = [view for view in wanted if view.role is Role.PREFILL]
+    ways = [(view.limits, view.limits) for view in wanted if view.role is Role.MIXED]
+    ways += [(one.limits, other.limits) for one in prefill for other in wanted if _are_paired(one, other)]
+    return _too_large(request, ways) if ways else _nobody(usable, request.model)
 
 
 def _nobody(usable: list[WorkerView], model: str) -> SluiceError:
@@ -278,10 +290,8 @@ def _nobody(usable: list[WorkerView], model: str) -> SluiceError:
     return NoWorkerError(f"{missing} is ready for model {model!r}", retry_after_s=1.0)
 
 
-def _too_large(
-    request: Request, firsts: Iterable[WorkerView], decodes: dict[WorkerRef, list[WorkerView]]
-) -> SluiceError:
-    ways = [(view.limits, one.limits) for view in firsts for one in decodes.get(view.worker, [view])]
+def _too_large(request: Request, ways: list[tuple[Limits, Limits]]) -> SluiceError:
+    """ways: limits of where it would begin, and of where it would be held to its end."""
     places = max(min(limits.max_running_requests for limits in way) for way in ways)
     if request.num_choices > places:
         return InvalidRequestError(

@@ -11,7 +11,7 @@ from typing import TextIO
 
 import httpx
 
-from services.cli.ports import free_ports
+from services.common.ports import free_ports
 
 
 @contextlib.contextmanager

@@ -3,17 +3,19 @@
 A process's code is imported only when its command is given, so that pd_master never loads what an engine needs.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from services.common.config import GatewayConfig, UpConfig, WorkerConfig
-from services.common.options import ConfigError, HelpRequested, Options, read, specs
+from services.common.options import EXIT_USAGE, ConfigError, HelpRequested, Options, read, specs
 from services.common.options_help import render_help
 
-EXIT_USAGE = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,16 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 2 for a wrong configuration, else the process's own."""
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("--help", "-h", "help"):
-        print(_overview())
-        return 0
+        return _show(_overview())
+    if name in ("--version", "-V", "version"):
+        from importlib import metadata  # reads archives too, whose modules no other command needs
+
+        return _show(f"sluice {metadata.version('sluice')}")
     command = COMMANDS.get(name)
     if command is None:
         return _refuse(f"sluice: unknown command {name!r}; it takes {', '.join(COMMANDS)}")
     try:
         config = _configure(name, command, rest)
     except HelpRequested:
-        print(render_help(command.config, f"sluice {name}", command.purpose))
-        return 0
+        return _show(render_help(command.config, f"sluice {name}", command.purpose))
     except ConfigError as error:
         return _refuse(f"sluice {name}: {error}\nsluice {name} --help lists the options.")
     return _run(name, command, config)
@@ -77,6 +81,8 @@ def _run(name: str, command: Command, config: Options) -> int:
     except ConfigError as error:
         # What only the running process can see: a model that is not there, a port that is taken.
         return _refuse(f"sluice {name}: {error}")
+    except KeyboardInterrupt:  # while it still imports: nothing runs yet that would have to be stopped in order
+        return EXIT_INTERRUPTED
 
 
 def _configure(name: str, command: Command, argv: list[str]) -> Options:
@@ -92,7 +98,19 @@ def _configure(name: str, command: Command, argv: list[str]) -> Options:
 def _overview() -> str:
     lines = ["usage: sluice COMMAND [OPTIONS]", ""]
     lines += [f"  {name:18}{command.purpose}" for name, command in COMMANDS.items()]
-    return "\n".join([*lines, "", "sluice COMMAND --help lists a command's options."])
+    return "\n".join(
+        [*lines, "", "sluice COMMAND --help lists a command's options; sluice --version tells the version."]
+    )
+
+
+def _show(text: str) -> int:
+    with contextlib.suppress(BrokenPipeError):  # `| head` has read enough
+        print(text)
+        sys.stdout.flush()
+        return 0
+    # What is left in the buffer would fail once more when the interpreter flushes it at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _refuse(message: str) -> int:

@@ -5,8 +5,8 @@ import os
 import sys
 from typing import Any, get_args
 
-from services.cli.ports import LOOPBACK, free_ports
 from services.common.config import (
+    ClientOptions,
     GatewayConfig,
     LogOptions,
     ModelOptions,
@@ -19,6 +19,7 @@ from services.common.config import (
     WorkerConfig,
 )
 from services.common.options import Options, as_flags, specs
+from services.common.ports import LOOPBACK, free_ports
 
 GATEWAY = "pd_master"
 
@@ -57,20 +58,21 @@ def make_plan(config: UpConfig) -> Plan:
     for index, role in enumerate(roles):
         worker = _worker(config, role, threads, ports.pop(), ports.pop())
         name, devices = f"{role}-{roles[:index].count(role)}", _devices_of(index, config)
-        workers.append(_process(name, role, worker, LOOPBACK, worker.http_port, devices))
+        workers.append(_process(name, role, worker, f"http://{LOOPBACK}:{worker.http_port}", devices))
         addresses.append(f"{LOOPBACK}:{worker.grpc_port}")
     gateway = GatewayConfig(
-        **_shared(config, SelectionOptions, ProcessOptions, LogOptions),
+        **_shared(config, ClientOptions, SelectionOptions, ProcessOptions, LogOptions),
         host=config.host,
         http_port=http_port,
         grpc_port=grpc_port,
         workers=tuple(addresses),
         drain_s=config.drain_s,
     )
-    host = reachable(config.host)
-    processes = (*workers, _process(GATEWAY, "pd-master", gateway, host, http_port))
+    host, scheme = reachable(config.host), "https" if config.tls_cert_file else "http"
+    url = f"{scheme}://{host}:{http_port}"
+    processes = (*workers, _process(GATEWAY, "pd-master", gateway, url))
     num_pairs = config.prefill * config.decode + config.mixed
-    return Plan(processes, f"http://{host}:{http_port}", f"{host}:{grpc_port}", num_pairs)
+    return Plan(processes, url, f"{host}:{grpc_port}", num_pairs)
 
 
 def reachable(host: str) -> str:
@@ -92,11 +94,9 @@ def _shared(config: UpConfig, *groups: type[Options]) -> dict[str, Any]:
     return {spec.name: getattr(config, spec.name) for group in groups for spec in specs(group)}
 
 
-def _process(
-    name: str, command: str, config: Options, host: str, http_port: int, devices: str | None = None
-) -> Process:
+def _process(name: str, command: str, config: Options, url: str, devices: str | None = None) -> Process:
     argv = (sys.executable, "-m", "services.cli.child", str(os.getpid()), command, *as_flags(config))
-    return Process(name, argv, f"http://{host}:{http_port}/readiness", devices)
+    return Process(name, argv, f"{url}/readiness", devices)
 
 
 def _devices_of(worker: int, config: UpConfig) -> str | None:

@@ -12,16 +12,18 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TextIO
 
 from services.cli.crew import Crew
 from services.cli.demo_model import demo_model_folder, demo_model_is_there
 from services.cli.plan import Plan, make_plan
-from services.cli.ports import check_free
 from services.cli.readiness import until_model_is_served, until_ready
 from services.common.config import UpConfig
 from services.common.model_source import model_name, resolve_model
 from services.common.options import ConfigError
+from services.common.ports import check_free
+from services.pd_master.keys import ApiKeys, first_key
 
 EXIT_FAILED = 1
 
@@ -29,8 +31,9 @@ EXIT_FAILED = 1
 def run(config: UpConfig) -> int:
     """Run everything until it is stopped; return the exit status."""
     for port, flag in ((config.http_port, "--http-port"), (config.grpc_port, "--grpc-port")):
-        if port:
-            check_free(config.host, port, flag)
+        check_free(config.host, port, flag)
+    if config.api_keys_file:
+        ApiKeys.load(Path(config.api_keys_file))  # a mistake shows before anything starts
     return asyncio.run(_serve(make_plan(_with_local_model(config)), config))
 
 
@@ -51,7 +54,7 @@ async def _serve(plan: Plan, config: UpConfig) -> int:
     stop_asked = _catch_signals()
     crew = Crew.start(plan.processes, sys.stderr)
     first_exit = asyncio.create_task(crew.first_exit())
-    serving = asyncio.create_task(_announce(plan, config.start_timeout_s, sys.stdout))
+    serving = asyncio.create_task(_announce(plan, config, sys.stdout))
     asked = asyncio.create_task(stop_asked.wait())
     status, clean = EXIT_FAILED, {0}
     try:
@@ -83,24 +86,25 @@ def _outcome(
     return EXIT_FAILED
 
 
-async def _announce(plan: Plan, timeout_s: float, out: TextIO) -> None:
-    start = time.monotonic()
+async def _announce(plan: Plan, config: UpConfig, out: TextIO) -> None:
+    start, timeout_s = time.monotonic(), config.start_timeout_s
+    api_key = first_key(Path(config.api_keys_file)) if config.api_keys_file else None
     try:
         async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
             for process in plan.processes:
                 group.create_task(_tell_when_ready(process.name, process.ready_url))
         async with asyncio.timeout(timeout_s - (time.monotonic() - start)):
-            model = await until_model_is_served(plan.url, plan.num_pairs)
+            model = await until_model_is_served(plan.url, plan.num_pairs, api_key)
     except TimeoutError:
         raise TimeoutError(f"not everything answered within {timeout_s:g} s (--start-timeout-s)") from None
-    print(_banner(plan, model, time.monotonic() - start), file=out, flush=True)
+    print(_banner(plan, config, model, time.monotonic() - start), file=out, flush=True)
 
 
 async def _tell_when_ready(name: str, url: str) -> None:
     _say(f"{name} is up after {await until_ready(url):.1f} s")
 
 
-def _banner(plan: Plan, model: str, seconds: float) -> str:
+def _banner(plan: Plan, config: UpConfig, model: str, seconds: float) -> str:
     *workers, _ = (process.name for process in plan.processes)
     question = {
         "model": model,
@@ -109,10 +113,14 @@ def _banner(plan: Plan, model: str, seconds: float) -> str:
         "max_tokens": 64,
         "temperature": 0,
     }
+    keys = config.api_keys_file
+    choose_key = f"  KEY=...  # one of {keys}\n" if keys else ""
+    curl = "curl -N" + ("k" if config.tls_cert_file else "")  # a certificate seldom names this machine's loopback
+    header = ' -H "Authorization: Bearer $KEY"' if keys else ""
     return (
         f"\nSluice serves {model} after {seconds:.1f} s: pd_master, {', '.join(workers)}\n"
         f"  HTTP  {plan.url}\n  gRPC  {plan.grpc_address}\n\nTry it from another terminal:\n\n"
-        f"  curl -N {plan.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"{choose_key}  {curl} {plan.url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n"
         f"    -d '{json.dumps(question)}'\n\nCtrl-C stops everything.\n"
     )
 

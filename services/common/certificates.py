@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import grpc
 
-from services.common.options import ConfigError
+from services.common.options import ConfigError, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,8 @@ class Certificates:
             context.load_cert_chain(self.files.cert, self.files.key)
             cert, key = Path(self.files.cert).read_bytes(), Path(self.files.key).read_bytes()
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"{', '.join(self.files.options[:2])}: {error}") from error
+            problem = f"{self.files.cert} and {self.files.key} cannot be used: {reason_of(error)}"
+            raise ConfigError(f"{', '.join(self.files.options[:2])}: {problem}") from error
         return Pems(cert, key, self._authorities(context))
 
     def _authorities(self, context: ssl.SSLContext) -> bytes | None:
@@ -90,12 +91,13 @@ class Certificates:
             context.load_verify_locations(self.files.ca)
             return Path(self.files.ca).read_bytes()
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"{self.files.options[2]}: {error}") from error
+            problem = f"{self.files.ca} cannot be used: {reason_of(error)}"
+            raise ConfigError(f"{self.files.options[2]}: {problem}") from error
 
 
 def _stamp(path: str, option: str) -> tuple[int, int]:
     try:
         stat = Path(path).stat()
     except OSError as error:
-        raise ConfigError(f"{option}: {error}") from error
+        raise ConfigError(f"{option}: {path} cannot be read: {reason_of(error)}") from error
     return stat.st_mtime_ns, stat.st_ino

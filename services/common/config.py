@@ -249,7 +249,48 @@ class ProcessOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GatewayConfig(PodTlsOptions, SelectionOptions, ProcessOptions, LogOptions):
+class ClientOptions(Options):
+    """Who may ask a gateway, over what, and for how much."""
+
+    api_keys_file: str | None = option(
+        None, "file of `NAME KEY` lines; requests must carry one of the keys", group="limits", metavar="PATH"
+    )
+    tls_cert_file: str | None = option(
+        None,
+        "certificate chain (PEM) that HTTP and gRPC are served with; none serves plain text",
+        group="network",
+        metavar="PATH",
+    )
+    tls_key_file: str | None = option(None, "its private key (PEM)", group="network", metavar="PATH")
+    grpc_client_ca_file: str | None = option(
+        None,
+        "authorities (PEM) that gRPC clients' certificates must come from; none asks for no certificate",
+        group="network",
+        metavar="PATH",
+    )
+    max_body_bytes: int = option(32 << 20, "largest request body", group="limits", minimum=1024)
+    max_choices: int = option(16, "largest n", group="limits", minimum=1, maximum=128)
+    queue_budget_s: float = option(60.0, "longest wait until a prefill starts", group="limits", minimum=0.1)
+    deadline_s: float = option(600.0, "longest time for a whole request", group="limits", minimum=0.1)
+    client_buffer_bytes: int = option(
+        1 << 20, "output a client may leave unread before its request ends", group="limits", minimum=4096
+    )
+    client_stall_s: float = option(
+        30.0, "time a client may read nothing before its request ends", group="limits", minimum=1.0
+    )
+
+    def check(self) -> None:
+        """A certificate has its key."""
+        super().check()
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            missing = "--tls-key-file" if self.tls_key_file is None else "--tls-cert-file"
+            raise ConfigError(f"{missing} must be given too: a certificate and its key go together")
+        if self.grpc_client_ca_file is not None and self.tls_cert_file is None:
+            raise ConfigError("--tls-cert-file must be given with --grpc-client-ca-file")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatewayConfig(PodTlsOptions, ClientOptions, SelectionOptions, ProcessOptions, LogOptions):
     """A pd_master: HTTP and gRPC towards clients, sessions towards workers."""
 
     host: str = option("0.0.0.0", "address to listen on", group="network")
@@ -268,33 +309,7 @@ class GatewayConfig(PodTlsOptions, SelectionOptions, ProcessOptions, LogOptions)
         None, "namespace of the workers' pods; none takes this pod's own", group="network", metavar="NAME"
     )
     max_queue: int = option(4096, "requests in work at once; beyond it clients get 429", group="limits", minimum=1)
-    max_body_bytes: int = option(32 << 20, "largest request body", group="limits", minimum=1024)
-    max_choices: int = option(16, "largest n", group="limits", minimum=1, maximum=128)
-    api_keys_file: str | None = option(
-        None, "file of `NAME KEY` lines; requests must carry one of the keys", group="limits", metavar="PATH"
-    )
-    tls_cert_file: str | None = option(
-        None,
-        "certificate chain (PEM) that HTTP and gRPC are served with; none serves plain text",
-        group="network",
-        metavar="PATH",
-    )
-    tls_key_file: str | None = option(None, "its private key (PEM)", group="network", metavar="PATH")
-    grpc_client_ca_file: str | None = option(
-        None,
-        "authorities (PEM) that gRPC clients' certificates must come from; none asks for no certificate",
-        group="network",
-        metavar="PATH",
-    )
     max_attempts: int = option(32, "pairs of workers tried for one request", group="limits", minimum=1)
-    queue_budget_s: float = option(60.0, "longest wait until a prefill starts", group="limits", minimum=0.1)
-    deadline_s: float = option(600.0, "longest time for a whole request", group="limits", minimum=0.1)
-    client_buffer_bytes: int = option(
-        1 << 20, "output a client may leave unread before its request ends", group="limits", minimum=4096
-    )
-    client_stall_s: float = option(
-        30.0, "time a client may read nothing before its request ends", group="limits", minimum=1.0
-    )
     worker_timeout_s: float = option(
         5.0, "a worker that is silent for this long counts as lost", group="times", minimum=2.0
     )
@@ -305,11 +320,6 @@ class GatewayConfig(PodTlsOptions, SelectionOptions, ProcessOptions, LogOptions)
         super().check()
         for worker in self.workers:
             split_address(worker, "--workers")
-        if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            missing = "--tls-key-file" if self.tls_key_file is None else "--tls-cert-file"
-            raise ConfigError(f"{missing} must be given too: a certificate and its key go together")
-        if self.grpc_client_ca_file is not None and self.tls_cert_file is None:
-            raise ConfigError("--tls-cert-file must be given with --grpc-client-ca-file")
         if self.discovery == "kubernetes" and self.workers:
             raise ConfigError("--workers: not allowed together with --discovery kubernetes, which finds them")
         if self.discovery == "kubernetes" and not self.worker_selector:
@@ -317,7 +327,9 @@ class GatewayConfig(PodTlsOptions, SelectionOptions, ProcessOptions, LogOptions)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UpConfig(ModelOptions, ScheduleOptions, TransferOptions, SelectionOptions, ProcessOptions, LogOptions):
+class UpConfig(
+    ModelOptions, ScheduleOptions, TransferOptions, ClientOptions, SelectionOptions, ProcessOptions, LogOptions
+):
     """`sluice up`: a pd_master and its workers, all on this machine."""
 
     model: str = option(

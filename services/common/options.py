@@ -20,6 +20,10 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from services.common.names_elsewhere import NAMES_ELSEWHERE
+
+EXIT_USAGE = 2
+"""Exit status of a process whose configuration cannot be."""
 ENV_PREFIX = "SLUICE_"
 ENV_OF_NO_OPTION = frozenset({"SLUICE_CACHE"})
 """Variables that are read before or beside any option."""
@@ -31,6 +35,11 @@ _KIND = {int: "a whole number", float: "a number", bool: "true or false"}
 
 class ConfigError(Exception):
     """The configuration is wrong; the message names the key and what is allowed. Fatal at start."""
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be used, without its path and error number, which a message has elsewhere."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 class HelpRequested(Exception):  # noqa: N818 - it is no error
@@ -168,7 +177,8 @@ def _from_env(found: list[Spec], env: Mapping[str, str], also_known: Iterable[st
     known = by_env.keys() | set(also_known) | ENV_OF_NO_OPTION
     for name in env:
         if name.startswith(ENV_PREFIX) and name not in known:
-            raise ConfigError(f"unknown environment variable {name}{_nearest(name, known)}")
+            bare = {one.removeprefix(ENV_PREFIX): one for one in known}
+            raise ConfigError(f"unknown environment variable {name}{_nearest(name.removeprefix(ENV_PREFIX), bare)}")
     return {spec.name: _parse(spec, env[name], name) for name, spec in by_env.items() if name in env}
 
 
@@ -184,9 +194,11 @@ def _from_flags(found: list[Spec], argv: Sequence[str]) -> dict[str, Any]:
         if word in by_negation and not has_value:
             values[by_negation[word].name] = False
             continue
+        if word in by_negation:
+            raise ConfigError(f"{word} takes no value; {by_negation[word].flag} takes {by_negation[word].allowed}")
         spec = by_flag.get(word)
         if spec is None:
-            raise ConfigError(f"unknown option {word}{_nearest(word, [*by_flag, *by_negation])}")
+            raise ConfigError(_unknown_flag(word, by_flag, by_negation))
         values[spec.name] = _flag_value(spec, text if has_value else None, rest)
     return values
 
@@ -221,6 +233,19 @@ def _negated(spec: Spec) -> str:
     return "--no-" + spec.flag.removeprefix("--")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _unknown_flag(word: str, by_flag: Mapping[str, Spec], by_negation: Mapping[str, Spec]) -> str:
+    if not word.startswith("-"):
+        given_by = "; a model is given by --model" if "--model" in by_flag else ""
+        return f"{word!r} is no option: options begin with --{given_by}"
+    flags = {**by_flag, **by_negation}
+    ours = NAMES_ELSEWHERE.get(word, "")
+    if ours in flags:
+        return f"unknown option {word}; here it is {ours}"
+    bare = word.lstrip("-").replace("_", "-")
+    return f"unknown option {word}{_nearest(bare, {flag.lstrip('-'): flag for flag in flags})}"
+
+
+def _nearest(name: str, known: Mapping[str, str]) -> str:
+    """A guess at what was meant. `known`: names without what all begin with, which would be alike in any two."""
     near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"; did you mean {known[near[0]]}?" if near else ""

@@ -26,12 +26,12 @@ def choose_device(config: EngineConfig) -> torch.device:
     if not torch.cuda.is_available():
         why = "is built without CUDA" if torch.version.cuda is None else "finds no CUDA device or driver"
         raise ConfigError(
-            f"backend is 'cuda', but torch {torch.__version__} {why} on this machine; 'cpu' runs here, and 'auto' "
-            "takes what there is"
+            f"--backend: the backend is 'cuda', but torch {torch.__version__} {why} on this machine; 'cpu' runs here, "
+            "and 'auto' takes what there is"
         )
     if config.rank >= torch.cuda.device_count():
         raise ConfigError(
-            f"num_ranks is {config.num_ranks}: each rank takes a device of its own, and there are "
+            f"--tp: {config.num_ranks} is not allowed; each rank takes a device of its own, and there are "
             f"{torch.cuda.device_count()}"
         )
     device = torch.device("cuda", config.rank)

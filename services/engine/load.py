@@ -58,7 +58,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         bytes_per_token = kv_bytes_per_token(model, dtype) // ranks.count
         num_slots = min(ranks.each(choose_num_slots(config, bytes_per_token, device)))
         pool = allocate_pool(model, num_slots, dtype, device, ranks.count)
-    max_context = min(config.max_context_tokens or model.max_context_tokens, model.max_context_tokens, num_slots)
+    max_context = _max_context(config, model, num_slots)
     rows = Rows(config.max_running_requests, max_context, padding_slot=num_slots)
     rope = rope_tables(model.rope, model.head_dim, max_context)
     heads = Heads(model.num_heads // ranks.count, model.num_kv_heads // ranks.count, model.head_dim)
@@ -78,6 +78,16 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
     log.info("loaded %s (%s, %s) in %.1f s", config.model, model.family, dtype, loaded.load_s)
     return loaded
+
+
+def _max_context(config: EngineConfig, model: ModelConfig, num_slots: int) -> int:
+    own = model.max_context_tokens
+    wanted = config.max_context_tokens or own
+    if wanted > own:
+        raise ConfigError(f"--max-context-tokens: {wanted} is not allowed; the model's own context has {own} tokens")
+    if num_slots < wanted:
+        log.warning("the context of %d tokens is cut to the %d that the KV pool holds", wanted, num_slots)
+    return min(wanted, num_slots)
 
 
 def _build(
@@ -101,8 +111,8 @@ def _build_generic(
 ) -> tuple[ModelConfig, torch.dtype, GenericDecoder]:
     if config.num_ranks > 1:
         raise ConfigError(
-            f"num_ranks is {config.num_ranks}; model_type {raw.get('model_type')!r} runs on one rank only, unlike "
-            f"{', '.join(FAMILIES)}"
+            f"--tp: {config.num_ranks} is not allowed; model_type {raw.get('model_type')!r} runs on one rank only, "
+            f"unlike {', '.join(FAMILIES)}"
         )
     from services.engine.models.generic_loading import open_generic  # transformers takes seconds to import
 

@@ -32,15 +32,15 @@ def choose_num_slots(config: EngineConfig, bytes_per_token: int, device: torch.d
         if need > free:
             raise ConfigError(
                 f"a KV pool of {config.num_kv_tokens} tokens takes {need / _GIB:.1f} GiB and {free / _GIB:.1f} GiB are "
-                f"free; lower num_kv_tokens to at most {free // bytes_per_token}"
+                f"free; lower num_kv_tokens (--kv-pool-tokens) to at most {free // bytes_per_token}"
             )
         return config.num_kv_tokens
     fraction = config.memory_fraction or _DEFAULT_FRACTION[device.type]
     slots = int(free * fraction) // bytes_per_token
     if slots < 1:
         raise ConfigError(
-            f"memory_fraction {fraction} of {free / _GIB:.1f} GiB free after loading holds no token of "
-            f"{bytes_per_token} bytes; raise memory_fraction or free memory"
+            f"--kv-memory-fraction: {fraction} of {free / _GIB:.1f} GiB free after loading holds no token of "
+            f"{bytes_per_token} bytes; raise it or free memory"
         )
     return slots
 
@@ -58,8 +58,8 @@ def allocate_pool(
     except (RuntimeError, MemoryError) as error:  # torch's CPU allocator raises RuntimeError, CUDA's a kind of it
         size = num_slots * kv_bytes_per_token(model, dtype) / _GIB
         raise ConfigError(
-            f"the KV pool of {num_slots} tokens ({size:.1f} GiB) could not be allocated; lower num_kv_tokens or "
-            f"memory_fraction: {error}"
+            f"the KV pool of {num_slots} tokens ({size:.1f} GiB) could not be allocated; lower num_kv_tokens "
+            f"(--kv-pool-tokens) or memory_fraction (--kv-memory-fraction): {error}"
         ) from error
     pool[:, num_slots].zero_()
     log.info("KV pool: %d slots, %.2f GiB on %s", num_slots, pool.nbytes / _GIB, device)

@@ -2,10 +2,10 @@
 
 import gc
 import logging
-import signal
 import sys
 
 from services.common.log import configure_logging
+from services.common.options import EXIT_USAGE
 from services.engine.agreement import RankLostError
 from services.engine.channel import Channel
 from services.engine.config import ConfigError, EngineConfig, config_from_argv
@@ -22,9 +22,6 @@ log = logging.getLogger("services.engine")
 def run_process(arguments: list[str]) -> int:
     """Run one engine to its end; returns the exit status that `main` documents."""
     configure_logging("engine")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # They reach the whole process group: the control process drains first, and then says Shutdown.
-        signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(1e-4)  # the default of 5 ms is longer than a step
     try:
         config = config_from_argv(arguments)
@@ -33,7 +30,7 @@ def run_process(arguments: list[str]) -> int:
         run(config, Lifeline(sys.stdin.fileno() if arguments == ["-"] else None))
     except ConfigError as error:
         log.error("%s", error)  # noqa: TRY400  the message is for a person; a traceback would bury it
-        return 2
+        return EXIT_USAGE
     except (ControlProcessLostError, RankLostError) as error:
         log.error("ending: %s", error)  # noqa: TRY400
         return 1

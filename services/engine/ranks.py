@@ -47,7 +47,7 @@ class Ranks:
         """Raise ConfigError naming a count that cannot be split evenly."""
         for name, count in counts.items():
             if count % self.count:
-                raise ConfigError(f"num_ranks is {self.count}; the model's {name} of {count} cannot be split evenly")
+                raise ConfigError(f"--tp: {self.count} is not allowed; it must divide the model's {name} of {count}")
 
     def total(self, x: Tensor) -> Tensor:
         """Sum x over ranks, in place."""

@@ -82,7 +82,8 @@ def open_transfer(config: EngineConfig, model: LoadedModel) -> TransferEnd | Non
         raise ConfigError(f"transfer: {error}") from error
     if options.page_bytes < model.kv_bytes_per_token:
         raise ConfigError(
-            f"transfer.page_bytes is {options.page_bytes}; the KV of one token takes {model.kv_bytes_per_token}"
+            f"--transfer-page-bytes: {options.page_bytes} is not allowed; the KV of one token takes "
+            f"{model.kv_bytes_per_token}"
         )
     device = model.runner.backend.device
     memory = DeviceMemory(str(device)) if device.type == "cuda" else HostMemory()

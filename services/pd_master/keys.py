@@ -4,11 +4,12 @@ Keys are kept and compared as SHA-256 digests: the time of a look-up tells nothi
 """
 
 import hashlib
+from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
 from services.common.errors import SluiceError
-from services.common.options import ConfigError
+from services.common.options import ConfigError, reason_of
 from services.pd_master.allowance import Limits
 
 current_key: ContextVar[str] = ContextVar("current_key", default="")
@@ -42,16 +43,9 @@ class ApiKeys:
     def load(cls, path: Path) -> "ApiKeys":
         """Lines of `NAME KEY [requests_per_minute=N] [tokens_per_minute=N]`; empty ones and those that begin with `#`
         are skipped. Raises ConfigError."""
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-keys-file: {error}") from error
         keys: dict[str, str] = {}
         limits: dict[str, Limits] = {}
-        for number, line in enumerate(lines, 1):
-            words = line.split()
-            if not words or words[0].startswith("#"):
-                continue
+        for number, words in _lines(path):
             where = f"--api-keys-file: {path} line {number}"
             if len(words) < 2 or len(words[1]) < MIN_KEY_LENGTH or words[0] in keys:
                 problem = f"must be `NAME KEY`: a name of its own, a key of {MIN_KEY_LENGTH} characters or more"
@@ -71,6 +65,24 @@ class ApiKeys:
             problem = "this API key is not known" if key else "an API key is needed: Authorization: Bearer KEY"
             raise UnauthenticatedError(problem)
         current_key.set(name)
+
+
+def first_key(path: Path) -> str:
+    """One of the keys of a file that `ApiKeys.load` takes: for whoever started the gateway with it."""
+    _, (_, key, *_) = next(_lines(path))
+    return key
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The lines that say something: their number and words."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-keys-file: {path} cannot be read: {reason_of(error)}") from error
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if words and not words[0].startswith("#"):
+            yield number, words
 
 
 def _limits(words: list[str], where: str) -> Limits:

@@ -100,6 +100,8 @@ async def _exposition(metrics: GatewayMetrics, share: Share | None) -> Expositio
 
 def _discovery(config: GatewayConfig, registry: CollectorRegistry) -> Discovery:
     if config.discovery == "static":
+        if not config.workers:
+            log.warning("--workers names none, and --discovery is static: every request will get a 503")
         return StaticDiscovery(config.workers)
     # The Kubernetes client takes a second and 70 MB, which only a gateway in a cluster should pay.
     from services.pd_master.kubernetes_discovery import discovery_of_pods

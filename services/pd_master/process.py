@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 from services.common.config import GatewayConfig
-from services.common.options import ConfigError, read
+from services.common.options import EXIT_USAGE, ConfigError, read
 from services.common.parent import EXIT_ORPHAN, die_with_parent
 from services.pd_master.main import Share, run
-from services.pd_master.processes import EXIT_USAGE
 
 
 def main(parent_pid: str, number: str, folder: str, *options: str) -> int:

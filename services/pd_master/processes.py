@@ -26,13 +26,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from services.common.config import GatewayConfig
 from services.common.log import configure_logging
 from services.common.metrics import Series
-from services.common.options import ConfigError, as_flags
+from services.common.options import EXIT_USAGE, as_flags
+from services.common.ports import check_free
 from services.pd_master.exposition import show_page
 
 log = logging.getLogger(__name__)
 
-EXIT_USAGE = 2
-"""The configuration is wrong: another start would end the same way."""
 FIRST_WAIT_S, MOST_WAIT_S = 0.2, 10.0
 STEADY_S = 30.0
 """A process that ran for so long is started again as quickly as the first time."""
@@ -43,11 +42,16 @@ _KILL_AFTER_S = 10.0
 def run(config: GatewayConfig) -> int:
     """Run a gateway until SIGTERM or SIGINT. Returns 0 after a drain, 1 when something broke. Raises ConfigError."""
     if config.processes == 1:
+        check_free(config.host, config.http_port, "--http-port")
+        check_free(config.host, config.grpc_port, "--grpc-port")
         from services.pd_master.main import run as run_alone  # what serves, which a parent should not load
 
         return run_alone(config)
     configure_logging("pd-master", level=config.log_level, format=config.log_format)
-    with _held(config.host, config.http_port) as http_port, _held(config.host, config.grpc_port) as grpc_port:
+    with (
+        _held(config.host, config.http_port, "--http-port") as http_port,
+        _held(config.host, config.grpc_port, "--grpc-port") as grpc_port,
+    ):
         shared = dataclasses.replace(config, http_port=http_port, grpc_port=grpc_port)
         with tempfile.TemporaryDirectory(prefix="sluice-gateway-") as folder:
             return asyncio.run(_Processes(shared, Path(folder)).run())
@@ -110,7 +114,8 @@ class _Processes:
 
     async def _run_one(self, number: int) -> int:
         command = (sys.executable, "-m", "services.pd_master.process", str(os.getpid()), str(number), str(self._folder))
-        process = await asyncio.create_subprocess_exec(*command, *as_flags(self._config))
+        # A group of its own: a terminal's Ctrl-C reaches this process alone, which stops the others in order.
+        process = await asyncio.create_subprocess_exec(*command, *as_flags(self._config), process_group=0)
         self._running[number] = process
         log.info("process %d runs, pid %d", number, process.pid)
         if self._stop.is_set():
@@ -129,18 +134,11 @@ class _Processes:
 
 
 @contextlib.contextmanager
-def _held(host: str, port: int) -> Iterator[int]:
+def _held(host: str, port: int, flag: str) -> Iterator[int]:
     """Keep a port on which nobody listens, without listening. Port 0 takes a free one. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family) as alone:  # refused where anybody listens, shared or not
-            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind((host, port))
-            port = alone.getsockname()[1]
-        with socket.socket(family) as held:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            held.bind((host, port))
-            yield port
-    except OSError as error:
-        raise ConfigError(f"{host}:{port} cannot be used: {error.strerror or error}") from error
+    check_free(host, port, flag)  # refuses where anybody listens, shared or not
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((host, port))
+        yield held.getsockname()[1]

@@ -19,6 +19,7 @@ from services.common.errors import SluiceError
 from services.common.messages import PROTOCOL, Abort, MasterHello, MasterMessage, WorkerHello, WorkerMessage, WorkerRef
 from services.common.wire import WireError, master_messages_to_protos, worker_messages_from_proto
 from services.pd_master.silence import SilenceWatch
+from services.pd_master.unreached import Unreached
 from services.worker.client_stream import written
 from services.worker.outbox import Outbox
 from sluice.v1 import worker_pb2 as pb
@@ -64,6 +65,7 @@ class WorkerLink:
         """Who was there last."""
         self.channel: grpc.aio.Channel | None = None
         self._handler = handler
+        self._unreached = Unreached(address)
         self._silence_s = silence_s
         """Workers say something each second; after so much silence the session is ended."""
         self._silence: SilenceWatch | None = None
@@ -89,8 +91,7 @@ class WorkerLink:
             try:
                 await self._session(backoff)
             except (grpc.aio.AioRpcError, SluiceError, TimeoutError) as error:
-                why = error.code().name if isinstance(error, grpc.aio.AioRpcError) else f"{error or 'silence'}"
-                log.debug("session to %s: %s", self.address, why)
+                self._unreached.failed(error)
             await self._probe()
             await asyncio.sleep(backoff.next_s())
 
@@ -108,6 +109,7 @@ class WorkerLink:
                 if not isinstance(hello, WorkerHello) or hello.protocol != PROTOCOL:
                     raise WireError(f"expected a WorkerHello of protocol {PROTOCOL}, got {hello}")
                 backoff.reset()
+                self._unreached.reached()
                 await self._serve(hello, outbox, incoming)
 
     async def _serve(

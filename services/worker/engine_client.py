@@ -34,7 +34,8 @@ from services.common.ipc import (
     decode_events,
     encode,
 )
-from services.worker.rank_processes import RankProcesses
+from services.common.options import EXIT_USAGE
+from services.worker.rank_processes import RankEnd, RankProcesses
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,15 @@ _AUDIT = -1
 
 class EngineLostError(RuntimeError):
     """The engine ended, or the channel to it broke; the worker cannot go on."""
+
+    is_refusal = False
+    """It refused its options, and its log says which."""
+
+
+def _ended(end: RankEnd) -> EngineLostError:
+    error = EngineLostError(f"{end.name} ended with status {end.status}")
+    error.is_refusal = end.status == EXIT_USAGE
+    return error
 
 
 class EngineClient:
@@ -134,7 +144,7 @@ class EngineClient:
             if not self._stopping:
                 if events.done():
                     events.result()
-                raise EngineLostError(await exited)
+                raise _ended(await exited)
         except EngineLostError:
             self.kill()  # ranks that are left would wait for the one that is gone
             raise

@@ -5,11 +5,19 @@ import contextlib
 import logging
 import os
 import signal
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 log = logging.getLogger(__name__)
+
+
+class RankEnd(NamedTuple):
+    """How one of them ended."""
+
+    name: str
+    """For people."""
+    status: int
 
 
 class RankProcesses:
@@ -37,8 +45,8 @@ class RankProcesses:
         """Whether one has ended."""
         return len(self.pids) < len(self._processes)
 
-    async def first_end(self) -> str:
-        """Wait until one of them ends; tell which, and its status."""
+    async def first_end(self) -> RankEnd:
+        """Wait until one of them ends."""
         waits = [asyncio.create_task(process.wait()) for process in self._processes]
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -46,8 +54,8 @@ class RankProcesses:
             for wait in waits:
                 wait.cancel()
         rank = min(waits.index(wait) for wait in done)
-        which = "the engine" if len(waits) == 1 else f"rank {rank} of the engine"
-        return f"{which} ended with status {self._processes[rank].returncode}"
+        name = "the engine" if len(waits) == 1 else f"rank {rank} of the engine"
+        return RankEnd(name, waits[rank].result())
 
     async def all_ended(self) -> int:
         """Wait until all have ended; returns the first status that is not 0, or 0."""

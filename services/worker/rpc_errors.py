@@ -10,6 +10,7 @@ import grpc.aio
 
 from services.common.errors import SluiceError
 from services.common.metrics import SessionMetrics
+from services.worker.session_errors import LeavingError
 
 log = logging.getLogger(__name__)
 Behaviour = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], AsyncGenerator[Any]]
@@ -45,7 +46,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                         yield response
             except SluiceError as error:
                 self._metrics.errors.labels(method, error.code).inc()
-                log.info("%s ends: %s: %s", method, error.code, error.message)
+                level = (
+                    logging.DEBUG if isinstance(error, LeavingError) else logging.INFO
+                )  # told by whose session it was
+                log.log(level, "%s ends: %s: %s", method, error.code, error.message)
                 await context.abort(grpc.StatusCode[error.grpc_status], error.message)
             except Exception:
                 self._metrics.errors.labels(method, "internal_error").inc()

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
 from services.common.errors import SluiceError
@@ -271,6 +272,18 @@ def _apply_to_session(session: MasterSession, effect: fx.Follow | fx.Forget | fx
 def _log_event(event: AttemptEvent) -> None:
     """One line for each state transition of a request."""
     fields = ((name, getattr(event, name)) for name in event.__struct_fields__ if name != "key")
-    details = " ".join([f"{name}={value}" for name, value in fields if value not in (None, "")])
-    request_id, attempt = event.key.request_id, event.key.attempt
-    log.info("attempt %d %s %s", attempt, type(event).__name__.lower(), details, extra={"request_id": request_id})
+    details = [f" {name}={_shown(value)}" for name, value in fields if value not in (None, "")]
+    what = type(event).__name__.lower() + "".join(details)
+    log.info("attempt %d %s", event.key.attempt, what, extra={"request_id": event.key.request_id})
+
+
+def _shown(value: object) -> str:
+    match value:
+        case WorkerRef():
+            return value.worker_id
+        case Enum():
+            return str(value.value)
+        case tuple():
+            return ",".join(map(str, value))
+        case _:
+            return str(value)

@@ -55,6 +55,24 @@ def test_a_gguf_file_gives_the_same_tokens(llama: Path, tmp_path: Path, in_folde
     assert driver.engine.ready().eos_token_ids == (210,)
 
 
+@pytest.mark.parametrize("family", [None, "gpt_neox"])
+def test_a_file_of_weights_that_was_cut_off_is_named(llama: Path, tmp_path: Path, family: str | None) -> None:
+    """In a family of our own, and in one that transformers loads."""
+    folder = tmp_path / "model"
+    shutil.copytree(llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | ({"model_type": family} if family else {})))
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=str(folder)):
+        load_model(engine_config(folder))
+
+
+def test_a_context_beyond_the_models_own_is_refused(llama: Path) -> None:
+    with pytest.raises(ConfigError, match="--max-context-tokens: 1000000 is not allowed; the model's own context has"):
+        load_model(engine_config(llama, max_context_tokens=1_000_000))
+
+
 def test_sharded_safetensors_are_found_through_their_index(llama: Path, tmp_path: Path) -> None:
     tensors = load_file(llama / "model.safetensors")
     names = sorted(tensors)

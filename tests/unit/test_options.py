@@ -37,7 +37,9 @@ def test_both_spellings_of_flags_are_read() -> None:
     [
         (["--nam=a"], {}, "unknown option --nam; did you mean --name?"),
         (["--no-name"], {}, "unknown option --no-name"),
-        (["a"], {}, "unknown option a"),
+        (["--no-lit=1"], {}, "--no-lit takes no value; --lit takes true or false"),
+        (["--max_watts=1"], {}, "unknown option --max_watts; did you mean --max-watts?"),
+        (["a"], {}, "'a' is no option: options begin with --"),
         (["--name"], {}, "--name needs a value"),
         ([], {}, "--name (or SLUICE_NAME) must be given: what it is called"),
         (["--name=a", "--max-watts=x"], {}, "--max-watts: 'x' is not allowed; it takes a whole number from 1 to 100"),
@@ -56,6 +58,12 @@ def test_mistake_is_refused_with_its_key(argv: list[str], env: dict[str, str], m
     with pytest.raises(ConfigError) as error:
         read(Lamp, argv, env)
     assert message in str(error.value)
+
+
+def test_no_guess_is_made_at_a_variable_that_has_only_the_prefix_in_common() -> None:
+    with pytest.raises(ConfigError) as error:
+        read(Lamp, ["--name=a"], {"SLUICE_FAN": "1"})
+    assert "did you mean" not in str(error.value)
 
 
 def test_variable_of_another_command_is_let_pass() -> None:

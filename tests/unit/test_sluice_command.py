@@ -4,14 +4,16 @@ import os
 import socket
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
 from services.cli.main import COMMANDS, main
 from services.cli.plan import make_plan, reachable
-from services.cli.ports import check_free, free_ports
 from services.common.config import GatewayConfig, Role, UpConfig, WorkerConfig, split_address
-from services.common.options import ConfigError, Options, read
+from services.common.names_elsewhere import NAMES_ELSEWHERE
+from services.common.options import ConfigError, Options, read, specs
+from services.common.ports import check_free, free_ports
 
 
 def _config_of(argv: tuple[str, ...], cls: type[Options]) -> Options:
@@ -33,6 +35,25 @@ def test_plan_starts_every_worker_and_tells_the_gateway_all_of_them() -> None:
     assert isinstance(gateway, GatewayConfig)
     assert [split_address(worker, "")[1] for worker in gateway.workers] == [worker.grpc_port for worker in workers]  # type: ignore[attr-defined]
     assert plan.url == f"http://127.0.0.1:{gateway.http_port}"
+
+
+def test_plan_hands_what_concerns_clients_to_the_gateway() -> None:
+    mine = UpConfig(
+        model="/m", api_keys_file="/keys", tls_cert_file="/c", tls_key_file="/k", http_port=443, deadline_s=9
+    )
+    plan = make_plan(mine)
+    gateway = _config_of(plan.processes[-1].argv, GatewayConfig)
+    assert isinstance(gateway, GatewayConfig)
+    assert (gateway.api_keys_file, gateway.tls_cert_file, gateway.tls_key_file) == ("/keys", "/c", "/k")
+    assert gateway.deadline_s == 9
+    assert plan.url == "https://127.0.0.1:443"
+    assert [process.ready_url.partition(":")[0] for process in plan.processes] == ["http", "http", "https"]
+
+
+def test_each_name_that_others_give_an_option_leads_to_one_of_ours() -> None:
+    flags = {spec.flag for config in (UpConfig, GatewayConfig, WorkerConfig) for spec in specs(config)}
+    assert {ours.replace("--no-", "--") for ours in NAMES_ELSEWHERE.values()} <= flags
+    assert flags.isdisjoint(NAMES_ELSEWHERE)
 
 
 def test_plan_hands_shared_options_to_workers() -> None:
@@ -112,6 +133,12 @@ def test_each_command_explains_itself(command: str, capsys: pytest.CaptureFixtur
         (["decode", "--model=m", "--role=prefill"], "the command says decode"),
         (["up", "--decodes=1"], "did you mean --decode?"),
         (["up", "--model=/nowhere/at/all"], "no existing path, nor a hub id"),
+        (["up", "Qwen/Qwen3-8B"], "'Qwen/Qwen3-8B' is no option: options begin with --; a model is given by --model"),
+        (["up", "--max-model-len=8"], "unknown option --max-model-len; here it is --max-context-tokens"),
+        (["up", "--disable-radix-cache"], "unknown option --disable-radix-cache; here it is --no-prefix-cache"),
+        (["pd-master", "--max-model-len=8"], "unknown option --max-model-len\n"),
+        (["up", "--api-keys-file=/nowhere"], "--api-keys-file: /nowhere cannot be read: No such file or directory"),
+        (["up", "--tls-cert-file=/c"], "--tls-key-file must be given too"),
     ],
 )
 def test_mistake_ends_with_status_2_and_its_reason(
@@ -119,6 +146,30 @@ def test_mistake_ends_with_status_2_and_its_reason(
 ) -> None:
     assert main(argv) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sluice {metadata.version('sluice')}\n"
+
+
+def test_help_into_a_pipe_that_is_closed_early_ends_quietly() -> None:
+    command = f"{sys.executable} -m services.cli.main up --help | true"
+    ended = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["pd-master", "prefill"])
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
+def test_a_process_names_the_port_that_is_taken(command: str, flag: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        ports = {"--http-port": "0", "--grpc-port": "0", flag: str(listener.getsockname()[1])}
+        model = ["--model=m"] if command == "prefill" else []
+        argv = [command, "--host=127.0.0.1", *model, *(f"{name}={port}" for name, port in ports.items())]
+        assert main(argv) == 2
+    assert f"{flag}: 127.0.0.1:{ports[flag]} cannot be used (Address already in use)" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from services.engine.config import ConfigError
 from services.engine.models.config import FAMILIES, ModelConfig, RopeConfig, eos_token_ids
@@ -79,7 +80,7 @@ def _load(folder: Path, config: Any, device: torch.device, dtype: torch.dtype, r
             folder, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
         )
         model, found = loaded
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"it cannot load it: {error}") from error
     if found["missing_keys"]:
         raise ConfigError(f"its files have no weights named {', '.join(sorted(found['missing_keys'])[:3])}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.engine.config import ConfigError
@@ -93,7 +93,7 @@ class SafetensorsSource:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file_of = _files_by_name(folder)
-        self._open = {file: safe_open(folder / file, framework="pt") for file in set(self._file_of.values())}
+        self._open = {file: _opened(folder / file) for file in set(self._file_of.values())}
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:  # noqa: ARG002  checked by the caller
         """See WeightSource."""
@@ -115,8 +115,15 @@ def _files_by_name(folder: Path) -> dict[str, str]:
     single = folder / "model.safetensors"
     if not single.is_file():
         raise ConfigError(f"model folder {folder} has neither model.safetensors nor model.safetensors.index.json")
-    with safe_open(single, framework="pt") as file:
+    with _opened(single) as file:
         return dict.fromkeys(file.keys(), single.name)
+
+
+def _opened(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ConfigError(f"{path} cannot be read; is the file whole? {error}") from error
 
 
 class RandomSource:

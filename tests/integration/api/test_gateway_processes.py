@@ -129,7 +129,7 @@ async def test_wrong_configuration_ends_all_at_once(tmp_path: Path) -> None:
 def test_a_port_on_which_somebody_listens_is_refused_though_it_could_be_shared() -> None:
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as somebody:
         port = somebody.getsockname()[1]
-        with pytest.raises(ConfigError, match=str(port)), _held("127.0.0.1", port):
+        with pytest.raises(ConfigError, match=f"--http-port: .*{port}"), _held("127.0.0.1", port, "--http-port"):
             pass
 
 
@@ -139,7 +139,7 @@ def test_a_port_whose_last_connection_has_just_ended_can_be_taken_again() -> Non
         with socket.create_connection(("127.0.0.1", port)) as client:
             former.accept()[0].close()  # the side that closes first keeps the port in TIME_WAIT
             assert client.recv(1) == b""
-    with _held("127.0.0.1", port) as held:
+    with _held("127.0.0.1", port, "--http-port") as held:
         assert held == port
 
 

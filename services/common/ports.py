@@ -1,4 +1,4 @@
-"""Ports for the processes of `sluice up`."""
+"""Ports that a process may listen on."""
 
 import contextlib
 import socket
@@ -18,7 +18,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def check_free(host: str, port: int, flag: str) -> None:
-    """Raise ConfigError naming the flag when something listens on the port already."""
+    """Raise ConfigError naming the flag when something listens on the port already; 0 is any free one.
+
+    Asked before a server binds: gRPC would write a line of its own about it and not say which port it wanted.
+    """
+    if port == 0:
+        return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         # As servers do: a connection that lingers after its server's end is no reason to refuse.

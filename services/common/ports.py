@@ -1,20 +1,48 @@
 """Ports that a process may listen on."""
 
-import contextlib
+import itertools
+import random
 import socket
+from pathlib import Path
 
 from services.common.options import ConfigError
 
 LOOPBACK = "127.0.0.1"
+_PORTS = range(10_000, 65_536)
 
 
 def free_ports(count: int) -> list[int]:
-    """Return distinct free TCP ports on loopback; all are held until all are found."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Return distinct TCP ports of loopback that nobody has.
+
+    They are outside the range from which outgoing connections get theirs: one of those might be taken by a connection
+    before the process that is told of it comes to bind it. Raises ConfigError where there are not so many.
+    """
+    outgoing = outgoing_ports()
+    ports = [port for port in _PORTS if port not in outgoing] or list(_PORTS)
+    first = random.randrange(len(ports))  # two that ask at once get different ones
+    found = list(itertools.islice(filter(is_free, ports[first:] + ports[:first]), count))
+    if len(found) < count:
+        raise ConfigError(f"{LOOPBACK} has {len(found)} free ports; {count} are needed")
+    return found
+
+
+def outgoing_ports() -> range:
+    """Return what the system gives to connections that name no port of their own."""
+    try:
+        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    except FileNotFoundError:  # not Linux: what IANA sets aside for it
+        return range(49_152, 65_536)
+    return range(int(first), int(last) + 1)
+
+
+def is_free(port: int) -> bool:
+    """Tell whether nobody has this port of loopback, be it for a connection that has ended."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
 
 
 def check_free(host: str, port: int, flag: str) -> None:

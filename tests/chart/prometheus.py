@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from tests.integration.cluster import Cluster, free_ports, http_get
+from tests.integration.cluster import Cluster, http_get
+from tests.ports import free_ports
 
 BINARY = "prometheus"
 SCRAPE_S = 1

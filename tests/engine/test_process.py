@@ -39,7 +39,7 @@ def test_it_serves_over_the_socket_and_ends_with_shutdown(llama: Path, tmp_path:
         assert engine.wait(ipc.Counters).values["output_tokens"] == 18
         engine.check()
         engine.send(ipc.Shutdown())
-        assert engine.process.wait(10) == 0
+        assert engine.process.wait(60) == 0
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_bad_start_exits_with_the_reason(
     llama: Path, tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     with EngineProcess(llama, tmp_path, wait=False, **changes) as engine:
-        assert engine.process.wait(30) == 2
+        assert engine.process.wait(60) == 2
         assert message in engine.stop()
 
 
@@ -64,11 +64,11 @@ def test_shutdown_does_not_wait_for_a_grammar_that_is_compiled(llama: Path, tmp_
         engine.send(msgspec.structs.replace(admit(1, prompt_of(40), 9), sampling=wanting))
         engine.wait(ipc.StepDone)
         engine.send(ipc.Shutdown())
-        assert engine.process.wait(10) == 0
+        assert engine.process.wait(60) == 0
 
 
 def test_it_ends_when_its_control_process_is_gone(llama: Path, tmp_path: Path) -> None:
     with EngineProcess(llama, tmp_path) as engine:
         assert engine.process.stdin is not None
         engine.process.stdin.close()
-        assert engine.process.wait(10) == 1
+        assert engine.process.wait(60) == 1

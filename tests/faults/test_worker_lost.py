@@ -15,14 +15,14 @@ from tests.integration.oracle import Oracle
 NUM_STREAMS = 16
 MAX_NEW_TOKENS = 48
 KILL_AFTER_TOKENS = 4
-LEASE_S = 5.0
-OPTIONS = ["--dtype", "float32", "--chunk-tokens", "64", "--reservation-lease-s", str(LEASE_S)]
+OPTIONS = ["--dtype", "float32", "--chunk-tokens", "64", "--reservation-lease-s", "5"]
+QUICK = ["--worker-timeout-s", "5"]
 
 
 @pytest.fixture
 def cluster(model_dir: Path, tmp_path: Path) -> Iterator[Cluster]:
     """Two workers of each role."""
-    with Cluster(model_dir, tmp_path, prefill=2, decode=2, worker_options=OPTIONS) as running:
+    with Cluster(model_dir, tmp_path, prefill=2, decode=2, worker_options=OPTIONS, gateway_options=QUICK) as running:
         yield running
 
 
@@ -57,7 +57,7 @@ def test_streams_survive_a_killed_worker_and_its_successor_is_used(cluster: Clus
     answers = asyncio.run(run_and_kill(cluster, prompts, victim))
 
     assert assert_right_or_clear_error(oracle, prompts, answers) == NUM_STREAMS
-    wait_nothing_left(cluster, within_s=LEASE_S + 5)
+    wait_nothing_left(cluster)
     victim.start()
     cluster.wait_ready()
     kept_alive = cluster.processes[f"{role}-1"]

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,20 +14,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-START_TIMEOUT_S = 90.0
+from tests.ports import free_ports
+
+START_TIMEOUT_S = 240.0
+"""Of a machine that has much else to do."""
+PAGE_S = 60.0
+PATIENT = ["--queue-budget-s", "600", "--worker-timeout-s", "30"]
+"""A gateway's: on a busy machine requests wait long, and a worker that is slow to speak is not lost. An option of the
+test's own behind it counts."""
 POLL_S = 0.1
 
 
-def free_ports(count: int) -> list[int]:
-    """Distinct free loopback ports; free at the time of asking."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-def http_get(url: str, timeout_s: float = 2.0) -> tuple[int, str]:
+def http_get(url: str, timeout_s: float = 10.0) -> tuple[int, str]:
     """Status and body; status 0 when nobody answers."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
@@ -90,7 +87,7 @@ class Process:
             family += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
         raise AssertionError(f"{self.name} has no engine:\n{self.tail()}")
 
-    def stop(self, timeout_s: float = 15.0) -> int:
+    def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM, then its exit status; a process that outlives the timeout is killed and fails the test."""
         assert self.popen is not None
         self.popen.terminate()
@@ -114,11 +111,18 @@ class Process:
         return http_get(f"http://127.0.0.1:{self.http_port}/readiness")[0] == 200
 
     def metrics(self) -> str:
-        """Its own /metrics."""
-        return http_get(f"http://127.0.0.1:{self.http_port}/metrics")[1]
+        """Its own /metrics; empty when it has ended. Raises AssertionError when it runs and does not answer."""
+        deadline = time.monotonic() + PAGE_S
+        while self.running:
+            status, page = http_get(f"http://127.0.0.1:{self.http_port}/metrics")
+            if status == 200:
+                return page
+            assert time.monotonic() < deadline, f"{self.name} runs and has no /metrics ({status}):\n{self.tail()}"
+            time.sleep(POLL_S)
+        return ""
 
     def value(self, series: str) -> float:
-        """One of its metrics without labels; 0 as long as it was not told."""
+        """One of its metrics without labels; 0 as long as it was not told, and when the process has ended."""
         found = re.search(rf"^{re.escape(series)} (\S+)$", self.metrics(), re.MULTILINE)
         return float(found.group(1)) if found else 0.0
 
@@ -163,7 +167,7 @@ class Cluster:
             )
         self.grpc_port, self.http_port = next(ports), next(ports)
         workers = ["--workers", ",".join(addresses)]
-        options = [*workers, "--local-prefill-tokens", str(self.local_prefill_tokens), *self.gateway_options]
+        options = [*workers, "--local-prefill-tokens", str(self.local_prefill_tokens), *PATIENT, *self.gateway_options]
         self._add("pd-master", "pd-master", self.grpc_port, self.http_port, options)
 
     @property

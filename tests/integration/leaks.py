@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from tests.integration.cluster import Cluster, Process
 
+SOON_S = 60.0
+"""What is left then was forgotten, on however slow a machine."""
 HELD = (
     'sluice_engine_slots{state="held"}',
     'sluice_engine_slots{state="reserved"}',
@@ -29,14 +31,14 @@ def left_behind(process: Process) -> dict[str, float]:
     return {name: value for name, value in held.items() if value != 0.0}
 
 
-def wait_nothing_left(cluster: Cluster, within_s: float) -> None:
+def wait_nothing_left(cluster: Cluster, within_s: float = SOON_S) -> None:
     """Until every running worker holds nothing; raises AssertionError with what is left."""
     workers_hold_nothing(
         [one for one in cluster.processes.values() if one.running and one.name != "pd-master"], within_s
     )
 
 
-def workers_hold_nothing(running: Sequence[Process], within_s: float) -> None:
+def workers_hold_nothing(running: Sequence[Process], within_s: float = SOON_S) -> None:
     """The same for these workers."""
     deadline = time.monotonic() + within_s
     while True:

@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import socket
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from tests.engine.transfer.memory import page_memory
 ROOT = Path(__file__).resolve().parents[3]
 PAGE_BYTES = 256 * 1024
 NUM_PAGES = 8
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 GROUP = "one-group"
 
 
@@ -155,12 +154,6 @@ def connected(receiver: Peer, **changes: Any) -> Sender:
     sender.transfer.connect(receiver.address)
     sender.wait_for(PeerProven)
     return sender
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from services.engine.transfer.events import PeerProven, Pushed, PushOutcome
 from services.engine.transfer.page_memory import HostMemory, pattern
-from tests.engine.transfer.driver import PAGE_BYTES, TIMEOUT_S, Peer, Sender, closing, key
+from tests.engine.transfer.driver import PAGE_BYTES, TIMEOUT_S, Peer, Sender, closing, connected, key
 
 
 @pytest.fixture(scope="module", params=["cpu", "shared"])
@@ -101,11 +101,14 @@ def test_an_unknown_attempt_is_received_and_answered_as_discarded(receiver: Peer
     assert receiver.report()["free"] == 8
 
 
-def test_an_early_payload_waits_for_its_attempt(receiver: Peer, sender: Sender) -> None:
-    sender.push(receiver, key(4), 0, seed=4)
-    receiver.expect(key(4))
-    assert receiver.wait("received")["crc"] == crc(4)
-    assert sender.wait_for(Pushed)[0].outcome is PushOutcome.LANDED
+def test_an_early_payload_waits_for_its_attempt(device: str) -> None:
+    receiver = Peer("receiver", "decode-2", early_grace_s=TIMEOUT_S, device=device)
+    sender = connected(receiver, checksum=True, device=device)
+    with closing(sender, receiver):
+        sender.push(receiver, key(4), 0, seed=4)
+        receiver.expect(key(4))
+        assert receiver.wait("received")["crc"] == crc(4)
+        assert sender.wait_for(Pushed)[0].outcome is PushOutcome.LANDED
 
 
 def test_nothing_of_a_forgotten_attempt_is_given_out(receiver: Peer, sender: Sender) -> None:

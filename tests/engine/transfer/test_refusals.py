@@ -11,7 +11,8 @@ from services.engine.transfer.events import LostReason, PeerAddress, PeerLost, P
 from services.engine.transfer.heads import HeadRange
 from services.engine.transfer.lanes import Lane
 from services.engine.transfer.page_memory import Buffer, HostMemory
-from tests.engine.transfer.driver import NUM_PAGES, Peer, Sender, closing, connected, free_port, key
+from tests.engine.transfer.driver import NUM_PAGES, Peer, Sender, closing, connected, key
+from tests.ports import free_ports
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_a_stranger_on_the_port_does_no_harm(receiver: Peer) -> None:
 def test_connecting_to_nobody_ends_in_peer_lost() -> None:
     sender = Sender(connect_timeout_s=1.0)
     with closing(sender):
-        sender.transfer.connect(PeerAddress("nobody", "127.0.0.1", free_port(), "x", "g"))
+        sender.transfer.connect(PeerAddress("nobody", "127.0.0.1", free_ports(1)[0], "x", "g"))
         sender.transfer.connect(PeerAddress("nowhere", "no.such.host.invalid", 1, "x", "g"))
         lost = sender.wait_for(PeerLost, 2)
         assert {event.peer_id for event in lost} == {"nobody", "nowhere"}

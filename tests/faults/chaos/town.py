@@ -11,8 +11,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.integration.cluster import Process, free_ports, http_get
+from tests.integration.cluster import Process, http_get
 from tests.integration.proxy import Proxy
+from tests.ports import free_ports
 
 NUM_MASTERS = 2
 READY_S = 120.0

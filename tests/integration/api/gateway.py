@@ -14,7 +14,7 @@ import httpx
 import openai
 
 from tests.fakes.workers import RunningWorker, workers
-from tests.integration.cluster import free_ports
+from tests.ports import free_ports
 
 PREFILL = partial(RunningWorker, "prefill")
 DECODE = partial(RunningWorker, "decode")

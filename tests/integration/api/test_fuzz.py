@@ -28,8 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """1P1D with a model so small that a generation takes no time, which knows tools and thoughts."""
     folder, logs = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("fuzz-logs")
     make_worded_model(folder, TOOLS_TEMPLATE, max_position_embeddings=512)
-    patient = ["--worker-timeout-s", "60"]  # a busy machine is no lost worker
-    with Cluster(folder, logs, worker_options=["--kv-pool-tokens", "8192"], gateway_options=patient) as running:
+    with Cluster(folder, logs, worker_options=["--kv-pool-tokens", "8192"]) as running:
         yield running
 
 

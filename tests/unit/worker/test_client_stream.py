@@ -17,7 +17,7 @@ from services.worker.client_stream import ToProtos, written
 from services.worker.outbox import MAX_WAITING, Outbox
 from services.worker.session_errors import SessionOverflowError, UnwritableError
 from sluice.v1 import worker_pb2_grpc
-from tests.integration.cluster import free_ports
+from tests.ports import free_ports
 
 SERVICE = "sluice.v1.WorkerService"
 MESSAGE = Reconcile([])

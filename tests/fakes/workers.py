@@ -52,7 +52,7 @@ class RunningWorker:
 
     async def metrics(self) -> str:
         """Its /metrics."""
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             return (await client.get(f"http://127.0.0.1:{self.worker.http_port}/metrics")).text
 
     async def serving(self) -> "RunningWorker":

@@ -36,7 +36,7 @@ def _is_alive(pid: int) -> bool:
 
 
 async def _until_up(out: io.StringIO, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while out.getvalue().count("up\n") < count:  # noqa: ASYNC110 - the processes' own output is what is waited for
             await asyncio.sleep(0.01)
 
@@ -45,7 +45,7 @@ async def test_crew_stops_the_gateway_first_and_each_line_carries_its_name() -> 
     out = io.StringIO()
     crew = Crew.start([_process("decode-0", _SERVE), _process("pd_master", _SERVE)], out)
     await _until_up(out, 2)
-    await crew.stop(drain_s=5.0)
+    await crew.stop(drain_s=60.0)
     assert await crew.statuses() == {"decode-0": 0, "pd_master": 0}
     assert out.getvalue().splitlines()[-2:] == ["pd_master | bye", "decode-0  | bye"]
 
@@ -53,10 +53,10 @@ async def test_crew_stops_the_gateway_first_and_each_line_carries_its_name() -> 
 async def test_first_exit_names_the_process_and_its_status() -> None:
     out = io.StringIO()
     crew = Crew.start([_process("decode-0", "import sys; sys.exit(7)"), _process("pd_master", _SERVE)], out)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await crew.first_exit() == ("decode-0", 7)
     await _until_up(out, 1)
-    await crew.stop(drain_s=5.0)
+    await crew.stop(drain_s=60.0)
     assert (await crew.statuses())["pd_master"] == 0
 
 
@@ -67,7 +67,7 @@ async def test_process_that_ignores_the_request_is_killed_when_stopping_is_cut_s
     stopping = asyncio.create_task(crew.stop(drain_s=100.0))
     await asyncio.sleep(0)
     stopping.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await crew.statuses() == {"decode-0": 137, "pd_master": 137}
 
 
@@ -77,11 +77,11 @@ async def test_what_a_lost_process_had_started_holds_nothing_up_and_is_killed() 
     out = io.StringIO()
     crew = Crew.start([_process("decode-0", parent), _process("pd_master", _SERVE)], out)
     await _until_up(out, 2)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await crew.first_exit() == ("decode-0", 3)
         orphan = int(out.getvalue().split("decode-0  | ")[1].split()[0])
         assert _is_alive(orphan)
-        await crew.stop(drain_s=5.0)
+        await crew.stop(drain_s=60.0)
         while _is_alive(orphan):  # noqa: ASYNC110 - a process that is not ours tells us nothing
             await asyncio.sleep(0.01)
 

@@ -67,7 +67,7 @@ async def server(tiny_model: Path, config: GatewayConfig) -> AsyncIterator[Api]:
     await http_server.started()
     url = f"http://127.0.0.1:{http_server.port}"
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    async with httpx.AsyncClient(base_url=url, timeout=10) as http, client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http, client:
         yield Api(url, http, client, models, dispatcher, gateway, health, text)
     http_server.stop()
     await serving

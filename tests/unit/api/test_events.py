@@ -88,7 +88,7 @@ class Source:
 
 async def until(is_so: Callable[[], bool]) -> None:
     """Returns when it is."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not is_so():  # noqa: ASYNC110 - it watches another task
             await asyncio.sleep(0)
 

@@ -15,6 +15,8 @@ from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.model_text import ModelText
 from tests.fakes.dispatcher import FakeDispatcher, FakeModel, FakeModels
 
+WITHIN_S = 60.0
+"""Enough on a slow machine, and half of a drain."""
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
 
 
@@ -31,7 +33,7 @@ class Running:
         self.front = Front(config, models, self.dispatcher, GatewayMetrics())
         self.stop = asyncio.Event()
         self.served = asyncio.create_task(self.front.serve(self.stop))
-        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.front.http_port}")
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.front.http_port}", timeout=WITHIN_S)
 
     async def stream(self) -> tuple[httpx.Response, AsyncIterator[str]]:
         """A chat that has its first token and waits for more."""
@@ -44,7 +46,7 @@ class Running:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def running(tiny_model: Path) -> AsyncIterator[Running]:
-    running = Running(tiny_model, drain_s=10)
+    running = Running(tiny_model, drain_s=2 * WITHIN_S)
     yield running
     running.stop.set()
     await running.served
@@ -54,11 +56,11 @@ async def running(tiny_model: Path) -> AsyncIterator[Running]:
 async def test_streams_end_whole_before_the_front_stops(running: Running) -> None:
     _, lines = await running.stream()
     running.stop.set()
-    await asyncio.wait_for(_refused(running), 5)
+    await asyncio.wait_for(_refused(running), WITHIN_S)
     assert not running.served.done()
     running.dispatcher.generations[0].go_on.set()
     assert [line async for line in lines if line][-1] == "data: [DONE]"
-    await asyncio.wait_for(running.served, 5)
+    await asyncio.wait_for(running.served, WITHIN_S)
 
 
 async def test_what_outlasts_the_drain_gets_an_error_event(tiny_model: Path) -> None:
@@ -67,7 +69,7 @@ async def test_what_outlasts_the_drain_gets_an_error_event(tiny_model: Path) -> 
     running.stop.set()
     last = [line async for line in lines if line][-1]
     assert "the server is shutting down" in last
-    await asyncio.wait_for(running.served, 5)
+    await asyncio.wait_for(running.served, WITHIN_S)
     await running.http.aclose()
 
 
@@ -81,10 +83,10 @@ async def test_a_request_without_output_that_outlasts_the_drain_may_go_elsewhere
     while not running.dispatcher.generations:  # noqa: ASYNC110 - what the front does with it is its own matter
         await asyncio.sleep(0.01)
     running.stop.set()
-    answer = await asyncio.wait_for(asking, 5)
+    answer = await asyncio.wait_for(asking, WITHIN_S)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["error"]["code"] == "shutting_down"
-    await asyncio.wait_for(running.served, 5)
+    await asyncio.wait_for(running.served, WITHIN_S)
     await running.http.aclose()
 
 
@@ -98,7 +100,7 @@ async def test_idle_front_stops_at_once(running: Running) -> None:
     assert (await running.http.get("/readiness")).status_code == 200
     port = running.front.http_port
     running.stop.set()
-    await asyncio.wait_for(running.served, 2)
+    await asyncio.wait_for(running.served, WITHIN_S)
     assert running.front.http_port == port, "whoever asks for it while the front stops still learns it"
 
 
@@ -106,7 +108,7 @@ async def _refused(running: Running) -> None:
     """Returns when the front accepts no new connections."""
     while True:
         try:
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=WITHIN_S) as client:
                 await client.get(f"http://127.0.0.1:{running.front.http_port}/health")
         except httpx.ConnectError:
             return

@@ -85,7 +85,7 @@ async def front(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Front]:
 
 async def test_http_needs_a_key_but_for_probes(front: Front, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{front.http_port}") as client:
+    async with httpx.AsyncClient(timeout=60, base_url=f"http://127.0.0.1:{front.http_port}") as client:
         refused = await client.post("/v1/chat/completions", json=CHAT)
         assert refused.status_code == 401
         assert refused.json()["error"]["code"] == "invalid_api_key"
@@ -112,7 +112,7 @@ def test_workers_are_told_the_keys_name_to_predict_lengths_by() -> None:
 
 async def test_limits_of_a_key_answer_429_with_the_time_to_come_back(front: Front) -> None:
     headers = {"Authorization": f"Bearer {LIMITED_KEY}"}
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{front.http_port}", headers=headers) as client:
+    async with httpx.AsyncClient(timeout=60, base_url=f"http://127.0.0.1:{front.http_port}", headers=headers) as client:
         answers = [await client.post("/v1/chat/completions", json=CHAT) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         assert answers[-1].json()["error"]["code"] == "rate_limit_exceeded"
@@ -122,7 +122,7 @@ async def test_limits_of_a_key_answer_429_with_the_time_to_come_back(front: Fron
 
 async def test_a_call_counts_once_against_its_key_however_many_prompts_it_has(front: Front) -> None:
     headers = {"Authorization": f"Bearer {LIMITED_KEY}"}
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{front.http_port}", headers=headers) as client:
+    async with httpx.AsyncClient(timeout=60, base_url=f"http://127.0.0.1:{front.http_port}", headers=headers) as client:
         body = {"model": "tiny", "prompt": ["a", "b", "c", "d"]}
         answers = [await client.post("/v1/completions", json=body) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]

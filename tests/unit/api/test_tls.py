@@ -58,7 +58,7 @@ async def front(tiny_model: Path, certificates: Path) -> AsyncIterator[Front]:
 
 async def test_https_answers_and_plain_http_does_not(front: Front, certificates: Path) -> None:
     trust = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
-    async with httpx.AsyncClient(verify=trust) as client:
+    async with httpx.AsyncClient(verify=trust, timeout=60) as client:
         assert (await client.get(f"https://127.0.0.1:{front.http_port}/health")).status_code == 200
         with pytest.raises(httpx.TransportError):
             await client.get(f"http://127.0.0.1:{front.http_port}/health")
@@ -67,7 +67,7 @@ async def test_https_answers_and_plain_http_does_not(front: Front, certificates:
 async def list_models(front: Front, credentials: grpc.ChannelCredentials) -> list[str]:
     async with grpc.aio.secure_channel(f"127.0.0.1:{front.grpc_port}", credentials) as channel:
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
-        answer = await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=5)
+        answer = await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=60)
         return [model.name for model in answer.models]
 
 
@@ -82,7 +82,7 @@ async def test_grpc_lets_in_only_clients_with_a_certificate(front: Front, certif
 
 async def shown(port: int) -> str:
     """The certificate that a server shows."""
-    return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=10)
+    return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=60)
 
 
 def test_a_renewal_that_does_not_fit_its_key_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,7 +151,7 @@ async def test_a_renewal_that_fails_to_load_is_tried_again(tmp_path: Path, error
 
     http._context = Context()  # type: ignore[assignment]
     make_certificate(folder, "server")
-    await asyncio.wait_for(loaded.wait(), 10)
+    await asyncio.wait_for(loaded.wait(), 60)
     http.stop()
     await served
 
@@ -170,7 +170,7 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) 
     await http.started()
     first = [await shown(port) for port in ports]
     make_certificate(folder, "server")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while any(new in first for new in [await shown(port) for port in ports]):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     http.stop()

@@ -25,7 +25,7 @@ async def url() -> AsyncIterator[str]:
 
 
 async def test_a_page_follows_its_verdict(url: str) -> None:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         assert (await client.get(f"{url}/readiness?verbose")).text == "ok\n"
         problem.append("the model is loading")
         answer = await client.get(f"{url}/readiness")
@@ -33,14 +33,14 @@ async def test_a_page_follows_its_verdict(url: str) -> None:
 
 
 async def test_metrics_carry_their_type_and_head_has_no_body(url: str) -> None:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         assert (await client.get(f"{url}/metrics")).headers["content-type"] == METRICS_TYPE
         answer = await client.head(f"{url}/metrics")
     assert (answer.status_code, answer.content, answer.headers["content-length"]) == (200, b"", "4")
 
 
 async def test_wrong_path_and_method_are_named(url: str) -> None:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         assert (await client.get(f"{url}/nothing")).status_code == 404
         assert (await client.post(f"{url}/readiness")).status_code == 405
 
@@ -59,5 +59,5 @@ async def test_a_client_that_leaves_halfway_does_no_harm(url: str) -> None:
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"GET /read")
     writer.close()
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         assert (await client.get(f"{url}/readiness")).status_code == 200

@@ -68,6 +68,11 @@ def lengthened(arrivals: list[Arrival], times: float) -> list[Arrival]:
     return [replace(one, output_tokens=max(round(one.output_tokens * times), 1)) for one in arrivals]
 
 
+def in_bursts(arrivals: list[Arrival], burst_s: float, every_s: float) -> list[Arrival]:
+    """The same arrivals, in bursts with nothing between: what came within each `burst_s`, begun every `every_s`."""
+    return [replace(one, at_s=one.at_s // burst_s * every_s + one.at_s % burst_s) for one in arrivals]
+
+
 def mean_rate(arrivals: list[Arrival]) -> float:
     """Requests a second. Raises ValueError for fewer than two moments."""
     span_s = arrivals[-1].at_s if arrivals else 0.0

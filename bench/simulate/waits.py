@@ -1,8 +1,10 @@
 """Predicted waits beside those that came of them, at the prefill workers and at the decode workers.
 
     python -m bench.simulate.waits --trace azure_2023_conv.csv --requests 2500 --rate 45 --pool 100000 --prefill 3
+    python -m bench.simulate.waits --trace azure_2023_conv.csv --rate 90 --burst-s 4 --every-s 12 --prefill 6 --all
 
-One line for each range of predictions; the first fifth of the requests, which finds the pool empty, is left out.
+One line for each kind of worker: means, and how far predictions are off; then one for each range of predictions. The
+first fifth of the requests, which finds the pool empty, is left out but for `--all`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from bench.simulate.cost import load_costs
 from bench.simulate.fleet import Setup
 from bench.simulate.measure import simulate
 from bench.simulate.story import Story
-from bench.simulate.trace import read_trace, scaled
+from bench.simulate.trace import in_bursts, lengthened, read_trace, scaled
 from services.router.survival import FloatArray
 from services.router.work import RouterConfig
 
@@ -26,7 +28,6 @@ _RANGES_S = (0.0, 0.05, 0.25, 1.0, 3.0, 10.0, 100.0)
 
 def waits(stories: list[Story]) -> dict[str, FloatArray]:
     """Where -> [n, 2] predicted and observed seconds of all that were let in there."""
-    stories = stories[len(stories) // 5 :]
     prefill = [
         (one.predicted_prefill_s, one.admitted_s - one.arrival.at_s) for one in stories if one.admitted_s is not None
     ]
@@ -41,8 +42,12 @@ def waits(stories: list[Story]) -> dict[str, FloatArray]:
 def lines(name: str, pairs: FloatArray) -> list[str]:
     """The table of one kind of worker."""
     predicted, observed = pairs[:, 0], pairs[:, 1]
-    off = np.abs(predicted - observed).mean()
-    table = [f"{name:<16}{len(pairs):>8}{predicted.mean():>12.2f}{observed.mean():>12.2f}{off:>12.2f}"]
+    off = np.abs(predicted - observed)
+    median, p99 = np.quantile(off, (0.5, 0.99))
+    table = [
+        f"{name:<16}{len(pairs):>8}{predicted.mean():>12.2f}{observed.mean():>12.2f}"
+        f"{off.mean():>12.2f}{median:>10.2f}{p99:>10.2f}"
+    ]
     for low, high in pairwise(_RANGES_S):
         chosen = (predicted >= low) & (predicted < high)
         if chosen.any():
@@ -63,20 +68,32 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=100_000, help="KV slots of the decode worker")
     parser.add_argument("--prefill", type=int, default=3, help="prefill workers")
     parser.add_argument("--queue-budget", type=float, default=1000.0, help="how long one may wait, s")
+    parser.add_argument("--burst-s", type=float, help="arrivals come in bursts so long, at --rate within them")
+    parser.add_argument("--every-s", type=float, help="seconds from one burst's start to the next one's")
+    parser.add_argument(
+        "--output-times", type=float, default=1.0, help="make the trace's outputs so many times as long"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=2048, help="what every client asks for")
+    parser.add_argument("--all", action="store_true", help="count the first fifth as well")
     parser.add_argument("--costs", default="h200_llama8b")
     asked = parser.parse_args()
     costs = load_costs(asked.costs)
     setup = Setup(
         costs,
         asked.prefill,
+        max_new_tokens=asked.max_new_tokens,
         queue_budget_s=asked.queue_budget,
         sheds=False,
         decode=RouterConfig(asked.pool, max_running=1024),
         prefill=RouterConfig(costs.pool_slots),
     )
-    fleet = simulate(setup, scaled(read_trace(asked.trace, asked.requests), asked.rate))
-    print(f"{'':<16}{'count':>8}{'predicted':>12}{'observed':>12}{'off by':>12}   (seconds, means; then p10 to p90)")
-    for name, pairs in waits(fleet.stories).items():
+    arrivals = scaled(lengthened(read_trace(asked.trace, asked.requests), asked.output_times), asked.rate)
+    if asked.burst_s:
+        arrivals = in_bursts(arrivals, asked.burst_s, asked.every_s or parser.error("--burst-s needs --every-s"))
+    stories = simulate(setup, arrivals).stories
+    head = f"{'':<16}{'count':>8}{'predicted':>12}{'observed':>12}{'off by':>12}{'median':>10}{'p99':>10}"
+    print(f"{head}   (seconds; ranges: means, then p10 to p90)")
+    for name, pairs in waits(stories if asked.all else stories[len(stories) // 5 :]).items():
         print("\n".join(lines(name, pairs)))
 
 

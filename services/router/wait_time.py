@@ -4,8 +4,10 @@ Two things must come free, and the later one counts.
 
 - Compute: the prompts ahead, less the share that caches have held lately, at the measured rate.
 - Memory: what is ahead and does not fit, at the rate at which work was let in lately while more of it waited. Work is
-  measured by its own predicted peak on both sides, so that an error in lengths cancels out. Until a rate is known, the
-  occupancy curve tells when the pool has room for itself and all ahead of it.
+  measured by its own predicted peak on both sides, so that an error in lengths cancels out. But no longer than until
+  the occupancy curve has room for itself and all ahead of it: lengths are predicted on the long side, so that this is a
+  bound, and it binds where a rate says little: after idle, in a burst, while long outputs hold the pool. Until a rate
+  is known it is all there is.
 
 A fluid picture, good enough to refuse early and to compare workers.
 """
@@ -75,8 +77,10 @@ class Rates:
         self._since_s = now_s if more_waits else None
 
 
-_LEAST_S = 1.0
-_MEMORY_S = 15.0
+_LEAST_S = 0.2
+"""Less time in which something waited is no evidence of a rate."""
+_MEMORY_S = 30.0
+"""How long evidence counts. Pools let in by the handful: of long outputs, less would be the last handful's rate."""
 _HIT_TOKENS = 50_000
 
 
@@ -102,12 +106,17 @@ def predicted_waits_s(curve: PeakCurve, backlog: Backlog, capacity: int, rates: 
     own_peak = backlog.joiners.own_peaks
     typical = int(own_peak.mean()) if len(own_peak) else 0
     need = np.cumsum(np.concatenate((own_peak, [typical])))
-    if rates.let_in_slots_per_s:
-        memory_s = np.maximum(need + curve.peak - capacity, 0) / rates.let_in_slots_per_s
-    else:
-        memory_s = _steps_until_free(curve, backlog.joiners, need, capacity) * rates.step_s
-    waits_s: FloatArray = np.maximum(compute_s, memory_s)
+    waits_s: FloatArray = np.maximum(compute_s, _memory_s(curve, backlog.joiners, need, capacity, rates))
     return waits_s
+
+
+def _memory_s(curve: PeakCurve, joiners: Joiners, need: IntArray, capacity: int, rates: Rates) -> FloatArray:
+    """[k + 1] seconds until there is room for `need` slots more."""
+    by_curve_s: FloatArray = _steps_until_free(curve, joiners, need, capacity) * rates.step_s
+    if not rates.let_in_slots_per_s:
+        return by_curve_s
+    by_rate_s: FloatArray = np.maximum(need + curve.peak - capacity, 0) / rates.let_in_slots_per_s
+    return np.minimum(by_rate_s, by_curve_s) if rates.step_s else by_rate_s  # without steps the curve tells no time
 
 
 def _steps_until_free(curve: PeakCurve, joiners: Joiners, need: IntArray, capacity: int) -> FloatArray:

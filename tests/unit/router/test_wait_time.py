@@ -40,7 +40,15 @@ def test_prompts_ahead_wait_for_compute_less_what_caches_hold() -> None:
 
 
 def test_work_beyond_the_pool_waits_at_the_rate_at_which_it_was_let_in() -> None:
-    assert waits(pool(900, 50), [200, 200], rates_of(3000, 30)) == pytest.approx([1.5, 3.5, 5.5], rel=0.01)
+    assert waits(pool(500, 450), [200, 200], rates_of(9000, 30)) == pytest.approx([0.5, 7 / 6, 11 / 6], rel=0.01)
+
+
+def test_nobody_waits_longer_than_until_the_curve_has_room_for_all_ahead() -> None:
+    slow = rates_of(300, 30)
+    assert waits(pool(500, 450), [200, 200], slow) == pytest.approx([4.5, 4.5, 4.5])
+    prefill = rates_of(300, 30)
+    prefill.step_s = 0.0  # nothing decodes here: the curve tells no time
+    assert waits(pool(500, 450), [200, 200], prefill) == pytest.approx([15, 35, 55], rel=0.01)
 
 
 def test_what_fits_beside_all_ahead_of_it_does_not_wait() -> None:

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Iterator
 
-from services.cli.ports import LOOPBACK, is_free, outgoing_ports
+from services.common.ports import LOOPBACK, is_free, outgoing_ports
 
 FIRST, END = 10_000, 65_536
 BLOCK = 500

@@ -4,7 +4,7 @@ import socket
 import subprocess
 import sys
 
-from services.cli import ports as product
+from services.common import ports as product
 from tests import ports
 
 OTHER = [sys.executable, "-c", "from tests.ports import free_ports; print(*free_ports(3), flush=True); input()"]

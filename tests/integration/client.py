@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 200.0
 
 
 @dataclass

@@ -19,9 +19,9 @@ from tests.ports import free_ports
 START_TIMEOUT_S = 240.0
 """Of a machine that has much else to do."""
 PAGE_S = 60.0
-PATIENT = ["--queue-budget-s", "600", "--worker-timeout-s", "30"]
-"""A gateway's: on a busy machine requests wait long, and a worker that is slow to speak is not lost. An option of the
-test's own behind it counts."""
+PATIENT = ["--queue-budget-s", "86400", "--deadline-s", "86400", "--worker-timeout-s", "30"]
+"""A gateway's: on a busy machine requests wait long, or are predicted to, and a worker that is slow to speak is not
+lost. An option of the test's own behind it counts."""
 POLL_S = 0.1
 
 

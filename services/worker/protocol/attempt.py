@@ -1,5 +1,6 @@
 """One attempt on this worker, as far as all roles have it in common."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -104,7 +105,10 @@ class Attempt:
         request, stop = self.request, self.request.stop
         num_produced = len(self.output_ids) if produced is None else produced
         fixed_length = stop.ignore_eos and not stop.stop_token_ids and not stop.stop_strings
-        budget_s = request.deadline_s if num_produced else min(request.queue_budget_s, request.deadline_s)
+        if kind is WorkKind.RESUMED:
+            budget_s = math.inf  # its client is being served: nothing but its end may take it out of the queue
+        else:
+            budget_s = request.deadline_s if num_produced else min(request.queue_budget_s, request.deadline_s)
         return QueuedWork(
             key=job_id,
             kind=kind,

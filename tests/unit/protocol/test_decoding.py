@@ -1,5 +1,7 @@
 """Attempts that decode: preemption, choices, ends, masters that go."""
 
+import math
+
 import msgspec
 
 from services.common import ipc
@@ -54,6 +56,16 @@ def test_preempted_sequence_is_computed_again_here_with_its_output() -> None:
     assert start.command.resumes == 1
     bench.event(output(start.command.job_id, 2))
     assert bench.take(fx.Grown)[-1].key == KEY
+
+
+def test_preempted_sequence_waits_as_long_as_it_has_to() -> None:
+    """A prediction of its wait, or the clock, would give it up as if its engine had crashed."""
+    bench = DecodeBench()
+    bench.joined()
+    bench.take(fx.StartJob)
+    bench.event(ipc.Preempted(1, 0))
+    (start,) = bench.take(fx.StartJob)
+    assert start.work.queue_deadline_s == math.inf
 
 
 def test_abort_while_preempted_leaves_the_queue() -> None:

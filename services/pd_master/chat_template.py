@@ -6,6 +6,7 @@ and the `{% generation %}` marker, which training tools read and serving passes 
 """
 
 import datetime
+import functools
 import json
 from typing import Any, NoReturn
 
@@ -88,6 +89,17 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template does not compile: {error}") from error
         self._template.globals = dict(self._template.globals)  # else a chain of dictionaries, copied at each rendering
+
+    @functools.cached_property
+    def takes_late_system(self) -> bool:
+        """Whether it shows a system message where it stands behind others. Some refuse such a conversation, some leave
+        the message out."""
+        question, order = "Which colour?", "Name a tree."
+        try:
+            text = self.render([{"role": "user", "content": question}, {"role": "system", "content": order}])
+        except InvalidRequestError:
+            return False
+        return 0 <= text.find(question) < text.find(order)
 
     def render(
         self,

@@ -9,11 +9,14 @@ from services.common.errors import SluiceError
 from services.pd_master.api.anthropic.wire import anthropic_error, is_anthropic
 from services.pd_master.api.errors import ErrorShape, openai_error, retry_after
 from services.pd_master.api.http import ClientGoneError, HttpCall
-from services.pd_master.keys import ApiKeys
+from services.pd_master.keys import ApiKeys, current_key
 from services.pd_master.metrics import GatewayMetrics
 from services.pd_master.tracing import note_parent
 
 log = logging.getLogger(__name__)
+
+_MAX_SHOWN = 100
+"""Characters of a client's own words in a line of the log."""
 
 Handler: TypeAlias = Callable[[HttpCall], Awaitable[None]]
 
@@ -74,6 +77,7 @@ class App:
         except ClientGoneError:
             call.status = 499  # in the counts only
         except SluiceError as error:
+            _log_refusal(call, error)
             await _reply_error(call, route, error)
         except Exception:
             log.exception("handler of %s %s failed", call.method, call.path)
@@ -100,6 +104,15 @@ class App:
             if path.startswith(prefix) and len(path) > len(prefix):
                 return methods
         return None
+
+
+def _log_refusal(call: HttpCall, error: SluiceError) -> None:
+    """A client's mistake, for whoever is asked about it. Without the message, which may quote the request."""
+    if error.http_status >= 500 or error.http_status == 429:
+        return  # these are counted, and told of where they come from
+    fields = (error.param or "")[:_MAX_SHOWN], current_key.get() or "-", call.label or "-"
+    what = call.method, call.path[:_MAX_SHOWN], error.http_status, error.code
+    log.info("%s %r refused: %d %s param=%r key=%s client_id=%r", *what, *fields)
 
 
 async def _reply_error(call: HttpCall, route: Route, error: SluiceError) -> None:

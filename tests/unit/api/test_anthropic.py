@@ -76,6 +76,28 @@ async def test_whole_message_equals_the_stream(api: Api, client: Client) -> None
     assert message.content[2].input == {"city": "Zürich"}
 
 
+async def test_a_system_message_within_the_conversation_stays_there(api: Api, client: Client) -> None:
+    """As coding agents send what their harness has to say."""
+    turns = [*ASK, {"role": "system", "content": [{"type": "text", "text": "Agents: none."}]}]
+    api.dispatcher.script.output = [api.text.encode("Hello")]
+    await client.messages.create(
+        model="tiny",
+        max_tokens=9,
+        system="Be brief.",
+        messages=turns,
+        extra_body={
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "diagnostics": {"previous_message_id": "msg_1"},
+            "speed": "standard",
+        },
+    )
+    prompt = api.text.decode(api.dispatcher.requests[0].prompt_ids)
+    assert [part.split("\n", 1)[0] for part in prompt.split("<|im_start|>")[1:]] == [
+        "system", "user", "system", "assistant",
+    ]  # fmt: skip
+    assert "<|im_start|>system\nAgents: none.<|im_end|>" in prompt
+
+
 async def test_blocks_results_and_thoughts_go_into_the_template(api: Api, client: Client) -> None:
     api.dispatcher.script.output = [api.text.encode(OUTPUT)]
     message = await client.messages.create(model="tools", max_tokens=999, messages=ASK, tools=TOOLS)
@@ -188,3 +210,25 @@ async def test_an_answer_goes_on_with_the_words_put_in_its_mouth(api: Api, clien
     assert prompt.endswith("<|im_start|>assistant\nIt is")
     counted = await client.messages.count_tokens(model="tiny", messages=begun)
     assert counted.input_tokens == len(api.dispatcher.requests[0].prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"if": {}}}}},
+            "output_config.format.schema.if: not supported",
+        ),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name: no tool is named 'x'"),
+        (
+            {"tools": [{**TOOLS[0], "input_schema": {"not": {}}}], "tool_choice": {"type": "any"}},
+            "tools[0].input_schema.not: not supported",
+        ),
+    ],
+)
+async def test_what_is_wrong_is_said_by_the_names_of_this_api(
+    client: Client, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as raised:
+        await client.messages.create(model="tools", max_tokens=9, messages=ASK, **change)
+    assert f"'message': {repr(message)[:-1]}" in str(raised.value)

@@ -1,5 +1,6 @@
 """Bad input gets a 4xx in the API's own shape that names the field, and never reaches the dispatcher."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -56,6 +57,10 @@ BAD_CHAT = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"other": True}}, "stream_options.other"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+    ),
     ({"guided_json": {"not": {}}}, "guided_json.not"),
     ({"chat_template": "{{ 7 * 7 }}"}, "chat_template"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
@@ -110,9 +115,51 @@ async def test_completion_names_the_field(api: Api, change: dict[str, Any], para
     await check(api, "/v1/completions", {**COMPLETION, **change}, param)
 
 
-@pytest.mark.parametrize("field", ["model", "messages"])
-async def test_missing_field_is_named(api: Api, field: str) -> None:
-    await check(api, "/v1/chat/completions", {key: value for key, value in CHAT.items() if key != field}, field)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_tokes": 1}, "max_tokes: unknown field; did you mean max_tokens?"),
+        (
+            {"messages": [{"role": "user", "contents": "x"}]},
+            "messages[0].contents: unknown field; did you mean content?",
+        ),
+        ({"foo": 1}, "foo: unknown field"),
+        (
+            {"messages": [{"role": "robot", "content": "x"}]},
+            "messages[0].role: 'robot' is not allowed; it takes one of assistant, developer, function, system, tool,",
+        ),
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format.type: 'xml' is not allowed; it takes one of json_object, json_schema, text",
+        ),
+        ({"tools": [{"type": "x" * 999, "function": {"name": "f"}}]}, f"tools[0].type: '{'x' * 99} is not allowed"),
+    ],
+)
+async def test_the_message_says_what_could_stand_there(api: Api, change: dict[str, Any], message: str) -> None:
+    response = await api.http.post("/v1/chat/completions", json={**CHAT, **change})
+    assert response.json()["error"]["message"].startswith(message)
+
+
+@pytest.mark.parametrize(("body", "message"), [(b" ", "the body is empty"), (b"[]", "the body: Expected `object`")])
+async def test_a_wrong_body_as_a_whole_is_told(api: Api, body: bytes, message: str) -> None:
+    response = await api.http.post("/v1/chat/completions", content=body)
+    assert response.json()["error"]["message"].startswith(message)
+
+
+@pytest.mark.parametrize(("path", "field"), [("/v1/chat/completions", "messages"), ("/v1/completions", "prompt")])
+async def test_missing_field_is_named(api: Api, path: str, field: str) -> None:
+    await check(api, path, {"model": "tiny"}, field)
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
+async def test_the_only_model_needs_no_name_and_one_of_several_does(api: Api, path: str, body: dict[str, Any]) -> None:
+    unnamed = {key: value for key, value in body.items() if key != "model"}
+    answer = (await api.http.post(path, json=unnamed)).json()
+    assert answer["model"] == "tiny"
+    api.models.served = [*api.models.served, dataclasses.replace(api.models.served[0], name="other")]
+    error = (await api.http.post(path, json=unnamed)).json()["error"]
+    assert error["param"] == "model"
+    assert error["message"] == "several models are served, name one of: tiny, other"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,23 @@ async def test_usage_chunk_comes_last_with_no_choices(api: Api) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+async def test_continuous_usage_is_that_of_the_chunks_own_choice(api: Api) -> None:
+    api.dispatcher.script.output = [api.text.encode('a "usage":null}'), api.text.encode("number two")]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await api.openai.chat.completions.create(
+        model="tiny", messages=HELLO, stream=True, n=2, stream_options=options
+    )
+    *chunks, last = [chunk async for chunk in stream]
+    num_prompt = len(api.dispatcher.requests[0].prompt_ids)
+    for choice, tokens in enumerate(api.dispatcher.script.output):
+        own = [chunk.usage for chunk in chunks if chunk.choices[0].index == choice]
+        counts = [usage.completion_tokens for usage in own]
+        assert counts == sorted(counts)
+        assert (counts[0], counts[-1]) == (0, len(tokens))
+        assert {usage.prompt_tokens for usage in own} == {num_prompt}
+    assert last.usage.completion_tokens == sum(map(len, api.dispatcher.script.output))
+
+
 async def test_every_choice_is_streamed_to_its_own_end(api: Api) -> None:
     api.dispatcher.script.output = [api.text.encode("one"), api.text.encode("number two")]
     stream = await api.openai.chat.completions.create(model="tiny", messages=HELLO, stream=True, n=2)

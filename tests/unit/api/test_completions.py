@@ -195,6 +195,20 @@ async def test_one_failing_prompt_fails_the_call_and_ends_the_others(api: Api) -
     assert all(generation.closed.is_set() for generation in api.dispatcher.generations)
 
 
+async def test_continuous_usage_is_that_of_the_prompt_whose_choice_it_is(api: Api) -> None:
+    prompts = [api.text.encode("Hello"), api.text.encode("you and me")]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await api.openai.completions.create(
+        model="tiny", prompt=prompts, n=2, stream=True, echo=True, stream_options=options
+    )
+    *chunks, last = [chunk async for chunk in stream]
+    for choice in range(4):
+        own = [chunk.usage for chunk in chunks if chunk.choices[0].index == choice]
+        assert {usage.prompt_tokens for usage in own} == {len(prompts[choice // 2])}
+        assert (own[0].completion_tokens, own[-1].completion_tokens) == (0, 2)
+    assert last.usage.completion_tokens == 8
+
+
 async def test_stream_usage_counts_tokens_of_all_prompts(api: Api) -> None:
     stream = await api.openai.completions.create(
         model="tiny", prompt=["a", "b"], stream=True, stream_options={"include_usage": True}

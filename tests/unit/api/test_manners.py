@@ -1,5 +1,6 @@
 """What clients of the field take for granted of an HTTP API: methods, paths, ids, and fields that change nothing."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -166,3 +167,16 @@ async def test_a_model_is_found_by_its_name(api: Api) -> None:
     model = await api.openai.models.retrieve("tiny")
     assert (model.id, model.object, model.owned_by) == ("tiny", "model", "sluice")
     assert [found.id async for found in api.openai.models.list()] == ["tiny"]
+
+
+async def test_a_refused_call_is_told_in_the_log_without_what_it_said(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="services.pd_master.api.app")
+    secret = {**CHAT, "messages": [{"role": "my secret", "content": "x"}]}
+    await api.http.post("/v1/chat/completions", json=secret, headers={"x-request-id": "mine"})
+    await api.http.get("/v1/nothing")
+    assert caplog.messages == [
+        "POST '/v1/chat/completions' refused: 400 invalid_request param='messages[0].role' key=- client_id='mine'",
+        "GET '/v1/nothing' refused: 404 not_found param='' key=- client_id='-'",
+    ]

@@ -128,11 +128,53 @@ async def test_input_tokens_are_those_of_the_prompt(api: Api) -> None:
         ({"extra_body": {"foo": 1}}, "foo"),
         ({"temperature": 3}, "temperature"),
         ({"tools": TOOLS}, "tools"),
-        ({"text": {"format": {"type": "json_schema", "schema": {"if": {}}}}}, "response_format.json_schema.schema.if"),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+        ({"max_output_tokens": 100_000}, "max_output_tokens"),
+        ({"input": "word " * 2000}, "input"),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}], "instructions": "x"},
+            "input",
+        ),
+        ({"text": {"format": {"type": "json_schema", "schema": {"if": {}}}}}, "text.format.schema.if"),
     ],
 )
 async def test_bad_input_names_the_field(api: Api, change: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         await api.openai.responses.create(**{"model": "tiny", "input": "Hi", **change})
     assert raised.value.param == param
+    assert param == "input" or f" - {param}: " in str(raised.value)
     assert api.dispatcher.requests == []
+
+
+async def test_tools_that_agents_offer_everywhere_are_left_out_where_there_are_none(tools_api: Api) -> None:
+    hosted = [{"type": "web_search", "external_web_access": False}, {"type": "image_generation"}]
+    response = await tools_api.openai.responses.create(
+        model="tools", input="Weather?", tools=[*hosted, *TOOLS], extra_body={"client_metadata": {"session": "1"}}
+    )
+    assert [tool.name for tool in response.tools] == ["weather"]
+    prompt = tools_api.text.decode(tools_api.dispatcher.requests[-1].prompt_ids)
+    assert '"weather"' in prompt
+    assert "web_search" not in prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_of_a_namespaces_function_names_both(tools_api: Api, stream: bool) -> None:
+    """As agents offer what an MCP server has; the model sees one name."""
+    output = 'So.</think><tool_call>\n{"name": "sky__weather", "arguments": {}}\n</tool_call>'
+    tools_api.dispatcher.script.output = [tools_api.text.encode(output)]
+    namespace = {"type": "namespace", "name": "sky", "description": "d", "tools": TOOLS}
+    ask = {"model": "tools", "input": "Weather?", "tools": [namespace]}
+    if stream:
+        async with tools_api.openai.responses.stream(**ask) as events:
+            response = await events.get_final_response()
+    else:
+        response = await tools_api.openai.responses.create(**ask)
+    call = response.output[-1]
+    assert (call.type, call.namespace, call.name) == ("function_call", "sky", "weather")
+    items = [{"role": "user", "content": "Weather?"}, *response.output]
+    items += [{"type": "function_call_output", "call_id": call.call_id, "output": "18"}]
+    await tools_api.openai.responses.create(model="tools", input=items, tools=[namespace])
+    prompts = [tools_api.text.decode(request.prompt_ids) for request in tools_api.dispatcher.requests]
+    assert '"name": "sky__weather"' in prompts[0]
+    assert '<tool_call>{"name": "sky__weather", "arguments": {}}</tool_call>' in prompts[1]

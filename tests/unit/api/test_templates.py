@@ -8,6 +8,8 @@ import pytest
 
 from services.cli.demo_model import fetch_demo_model
 from services.common.errors import ContextLengthError, InvalidRequestError
+from services.pd_master.api.openai.chat_schema import Message
+from services.pd_master.api.openai.messages import template_messages
 from services.pd_master.chat_template import ChatTemplate
 from services.pd_master.model_text import ModelText
 from services.pd_master.tokenizer import encode_bounded
@@ -188,3 +190,26 @@ def test_longest_prompt_leaves_room_for_one_token(tmp_path: Path) -> None:
     assert encode_bounded(text, "Hello world, how are you", len(ids) + 1, param="prompt") == ids
     with pytest.raises(ContextLengthError):
         encode_bounded(text, "Hello world, how are you", len(ids), param="prompt")
+
+
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+FORGETFUL = (
+    "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}{% endif %}"
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+LATE = [Message("system", "A"), Message("user", "Q"), Message("developer", "B"), Message("user", "R")]
+
+
+@pytest.mark.parametrize("source", [STRICT, FORGETFUL])
+def test_late_system_messages_are_gathered_for_a_template_that_knows_them_at_the_front_alone(source: str) -> None:
+    template = ChatTemplate(source, {})
+    assert template.render(template_messages(LATE, template)) == "<system>A\n\nB<user>Q<user>R"
+
+
+def test_late_system_messages_stay_in_place_where_the_template_shows_them() -> None:
+    template = ChatTemplate(CHATML, {})
+    assert [one["role"] for one in template_messages(LATE, template)] == ["system", "user", "system", "user"]

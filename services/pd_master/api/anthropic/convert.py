@@ -69,6 +69,8 @@ def _turn(message: InputMessage, where: str) -> list[Message]:
     for at, block in enumerate(message.content):
         if isinstance(block, ImageBlock | DocumentBlock):
             raise _text_only(f"{where}.content[{at}]")
+    if message.role == "system":
+        return [Message("system", _joined(message.content, f"{where}.content"))]
     if message.role == "assistant":
         return [_assistant(message)]
     results = [

@@ -14,12 +14,25 @@ from services.pd_master.api.http import HttpCall, UntilDisconnect
 from services.pd_master.api.openai.answer_plan import ChoiceReader
 from services.pd_master.api.openai.chat_request import chat_prompt, chat_request, check_chat
 from services.pd_master.api.parse import BodyParser
+from services.pd_master.api.translated import FieldNames
 from services.pd_master.gateway import Gateway, now
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.parsers.pieces import Content, Piece
 
 _parse = BodyParser(MessagesBody)
 _parse_count = BodyParser(CountBody)
+_NAMES = FieldNames(
+    {
+        r"response_format\.json_schema": "output_config.format",
+        r"response_format": "output_config.format",
+        r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
+        r"tools\[(\d+)\]\.function": r"tools[\1]",
+        r"tool_choice\.function": "tool_choice",
+        r"continue_final_message": "messages",
+        r"reasoning_effort": "output_config.effort",
+        r"stop": "stop_sequences",
+    }
+)
 
 
 class MessagesEndpoint:
@@ -32,6 +45,10 @@ class MessagesEndpoint:
         """One message."""
         arrived = now()
         body = _parse(await call.body(self._gateway.config.max_body_bytes))
+        with _NAMES.translating():
+            await self._answer(call, body, arrived)
+
+    async def _answer(self, call: HttpCall, body: MessagesBody, arrived: float) -> None:
         chat = chat_body(body)
         check_chat(chat)
         async with UntilDisconnect(call):
@@ -55,6 +72,10 @@ class MessagesEndpoint:
     async def count(self, call: HttpCall) -> None:
         """Tokens of the prompt that these messages make."""
         body = _parse_count(await call.body(self._gateway.config.max_body_bytes))
+        with _NAMES.translating():
+            await self._count(call, body)
+
+    async def _count(self, call: HttpCall, body: CountBody) -> None:
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
             prompt_ids, _ = await self._gateway.tokenizers.run_for(call.size, chat_prompt, chat_body(body), target)

@@ -77,7 +77,7 @@ AnyBlock: TypeAlias = (
 class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One turn."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[AnyBlock]
 
 
@@ -91,6 +91,11 @@ class InputTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
     cache_control: Any = None
     eager_input_streaming: bool | None = None
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    """Accepted: every tool is shown at once."""
+    input_examples: Any = None
+    """Accepted: chat templates have no place for them."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,6 +140,8 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Any = None
+    context_management: Any = None
+    """Accepted, as agents send it: nothing of a conversation is cleared here."""
 
 
 class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
@@ -146,5 +153,10 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     temperature: Fraction | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
+
+    # Without effect on the output here.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
+    speed: str | None = None
+    inference_geo: str | None = None
+    diagnostics: Any = None

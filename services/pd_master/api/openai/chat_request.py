@@ -70,7 +70,7 @@ def chat_prompt(body: ChatBody, target: Target) -> tuple[list[int], AnswerPlan]:
     extra = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         extra["reasoning_effort"] = body.reasoning_effort
-    messages = template_messages(body.messages, template.source)
+    messages = template_messages(body.messages, template)
     begins_turn = body.add_generation_prompt is not False and not body.continue_final_message
     text = template.render(messages, tools=tools, add_generation_prompt=begins_turn, extra=extra)
     if not text:

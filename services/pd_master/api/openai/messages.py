@@ -6,15 +6,25 @@ import msgspec
 
 from services.common.errors import InvalidRequestError
 from services.pd_master.api.openai.chat_schema import Message, Part, Tool, ToolCall
+from services.pd_master.chat_template import ChatTemplate
 
 
-def template_messages(messages: list[Message], template_source: str) -> list[dict[str, Any]]:
+def template_messages(messages: list[Message], template: ChatTemplate) -> list[dict[str, Any]]:
     """Messages as dictionaries without empty fields, content as one string.
 
-    `developer` becomes `system` for templates that do not know it. Raises InvalidRequestError naming the field.
+    `developer` becomes `system` for templates that do not know it. System messages stay where they are, which keeps
+    what was cached before them, or are gathered at the front for templates that know them nowhere else. Raises
+    InvalidRequestError naming the field.
     """
-    knows_developer = "developer" in template_source
-    return [_message(message, f"messages[{at}]", knows_developer) for at, message in enumerate(messages)]
+    knows_developer = "developer" in template.source
+    shown = [_message(message, f"messages[{at}]", knows_developer) for at, message in enumerate(messages)]
+    is_late = any(one["role"] == "system" for one in shown[1:])
+    return _system_first(shown) if is_late and not template.takes_late_system else shown
+
+
+def _system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    texts = [one.get("content", "") for one in messages if one["role"] == "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *(one for one in messages if one["role"] != "system")]
 
 
 def template_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:

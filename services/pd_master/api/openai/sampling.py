@@ -12,6 +12,10 @@ def check_fields(fields: GenerationFields) -> None:
     """What types alone do not say. Raises InvalidRequestError naming the field."""
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequestError("stream_options: only with stream", param="stream_options")
+    options = fields.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        param = "stream_options.continuous_usage_stats"
+        raise InvalidRequestError(f"{param}: needs stream_options.include_usage", param=param)
     if fields.prompt_logprobs is not None and fields.stream:
         raise InvalidRequestError("prompt_logprobs: not in a stream", param="prompt_logprobs")
 

@@ -18,6 +18,7 @@ class OutputItem(TypedDict):
     summary: NotRequired[list[dict[str, Any]]]
     call_id: NotRequired[str]
     name: NotRequired[str]
+    namespace: NotRequired[str]
     arguments: NotRequired[str]
 
 

@@ -1,5 +1,7 @@
 """Response items as a chat."""
 
+from collections.abc import Iterable, Sequence
+
 from services.common.errors import InvalidRequestError
 from services.pd_master.api.openai.chat_schema import (
     ChatBody,
@@ -14,11 +16,13 @@ from services.pd_master.api.openai.chat_schema import (
 )
 from services.pd_master.api.openai.chat_schema import ToolChoice as ChatToolChoice
 from services.pd_master.api.responses.schema import (
+    AnyTool,
     ContextFields,
     FunctionTool,
     Item,
     ItemPart,
     NamedFunction,
+    NamespaceTool,
     ResponsesBody,
 )
 
@@ -42,7 +46,7 @@ def chat_body(body: ContextFields) -> ChatBody:
     chat = ChatBody(
         model=body.model,
         messages=_messages(body),
-        tools=[_tool(one) for one in body.tools] if body.tools else None,
+        tools=_tools(body.tools or ()) or None,
         tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=ResponseFormat(form.type, NamedSchema(form.name, form.schema)) if form else None,
@@ -70,7 +74,8 @@ def _messages(body: ContextFields) -> list[Message]:
 def _append(messages: list[Message], item: Item, where: str) -> None:
     """Calls and reasoning belong to the assistant's turn that they stand in; the chat has one message for all of it."""
     if item.type == "function_call":
-        call = ToolCall(FunctionCall(_needed(item.name, f"{where}.name"), item.arguments or "{}"), item.call_id or "")
+        name = _full_name(item.namespace, _needed(item.name, f"{where}.name"))
+        call = ToolCall(FunctionCall(name, item.arguments or "{}"), item.call_id or "")
         _to_assistant(messages, Message("assistant", tool_calls=[call]))
     elif item.type == "reasoning":
         thoughts = _text(item.content, f"{where}.content")
@@ -116,8 +121,25 @@ def _text(content: str | list[ItemPart] | None, where: str) -> str:
     return "\n".join(texts)
 
 
-def _tool(tool: FunctionTool) -> Tool:
-    return Tool(Function(tool.name, tool.description, tool.parameters, tool.strict))
+def known_namespaces(tools: Sequence[AnyTool] | None) -> dict[str, tuple[str, str]]:
+    """The name by which the model calls a namespace's function -> the namespace and the function's own name."""
+    spaces = [tool for tool in tools or () if isinstance(tool, NamespaceTool)]
+    return {_full_name(space.name, one.name): (space.name, one.name) for space in spaces for one in space.tools}
+
+
+def _full_name(namespace: str | None, name: str) -> str:
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _tools(tools: Iterable[AnyTool], namespace: str | None = None) -> list[Tool]:
+    found = []
+    for tool in tools:
+        if isinstance(tool, NamespaceTool):
+            found += _tools(tool.tools, tool.name)
+        elif isinstance(tool, FunctionTool):
+            name = _full_name(namespace, tool.name)
+            found.append(Tool(Function(name, tool.description, tool.parameters, tool.strict)))
+    return found
 
 
 def _tool_choice(body: ContextFields) -> ChatToolChoice | None:

@@ -4,6 +4,7 @@ One item is open at a time: it is added, grows by deltas and is done when a piec
 ends.
 """
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 from services.pd_master.api.responses.answers import OutputItem
@@ -17,7 +18,9 @@ _TEXT_EVENTS = {"message": "response.output_text", "reasoning": "response.reason
 class OutputItems:
     """The items of one response so far."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, namespaces: Mapping[str, tuple[str, str]]) -> None:
+        """`namespaces`: of those functions that have one, by the name that the model calls."""
+        self._namespaces = namespaces
         self.items: list[OutputItem] = []
         self._request_id = request_id
         self._is_open = False
@@ -30,7 +33,10 @@ class OutputItems:
             case Reasoning(text):
                 return [*self._need("reasoning"), self._grow(text)]
             case ToolStart(_, call_id, name):
-                call = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
+                namespace, own_name = self._namespaces.get(name, (None, name))
+                call = {"type": "function_call", "call_id": call_id, "name": own_name, "arguments": ""}
+                if namespace is not None:
+                    call["namespace"] = namespace
                 return [*self.close(), *self._open("fc", call)]
             case ToolArguments(_, text):
                 self.items[-1]["arguments"] += text

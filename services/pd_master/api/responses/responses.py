@@ -13,9 +13,10 @@ from services.pd_master.api.openai.answer_plan import ChoiceReader, num_reasonin
 from services.pd_master.api.openai.chat_request import chat_prompt, chat_request, check_chat
 from services.pd_master.api.parse import BodyParser
 from services.pd_master.api.responses.answers import InputTokens, Response, ResponseUsage, Status
-from services.pd_master.api.responses.convert import chat_body
+from services.pd_master.api.responses.convert import chat_body, known_namespaces
 from services.pd_master.api.responses.items import Event, OutputItems
-from services.pd_master.api.responses.schema import ContextFields, ResponsesBody
+from services.pd_master.api.responses.schema import ContextFields, HostedTool, ResponsesBody
+from services.pd_master.api.translated import FieldNames
 from services.pd_master.gateway import Gateway, now
 from services.pd_master.live_request import LiveRequest
 from services.pd_master.parsers.pieces import Content, Piece
@@ -23,6 +24,17 @@ from services.pd_master.parsers.pieces import Content, Piece
 _parse = BodyParser(ResponsesBody)
 _parse_count = BodyParser(ContextFields)
 encode = msgspec.json.encode
+_NAMES = FieldNames(
+    {
+        r"messages(\[.*)?": "input",  # its items make other messages, with other numbers
+        r"response_format\.json_schema": "text.format",
+        r"response_format": "text.format",
+        r"max_(completion_)?tokens": "max_output_tokens",
+        r"tools\[(\d+)\]\.function": r"tools[\1]",
+        r"tool_choice\.function": "tool_choice",
+        r"reasoning_effort": "reasoning.effort",
+    }
+)
 
 
 class ResponsesEndpoint:
@@ -35,6 +47,10 @@ class ResponsesEndpoint:
         """One response."""
         arrived = now()
         body = _parse(await call.body(self._gateway.config.max_body_bytes))
+        with _NAMES.translating():
+            await self._answer(call, body, arrived)
+
+    async def _answer(self, call: HttpCall, body: ResponsesBody, arrived: float) -> None:
         chat = chat_body(body)
         check_chat(chat)
         async with UntilDisconnect(call):
@@ -54,6 +70,10 @@ class ResponsesEndpoint:
     async def count(self, call: HttpCall) -> None:
         """Tokens of the prompt that this input makes."""
         body = _parse_count(await call.body(self._gateway.config.max_body_bytes))
+        with _NAMES.translating():
+            await self._count(call, body)
+
+    async def _count(self, call: HttpCall, body: ContextFields) -> None:
         async with UntilDisconnect(call):
             target = await self._gateway.target(body.model)
             prompt_ids, _ = await self._gateway.tokenizers.run_for(call.size, chat_prompt, chat_body(body), target)
@@ -82,7 +102,7 @@ class ResponseEvents:
         self._body = body
         self._reader = readers[0] if readers else None
         self._readers = readers
-        self._items = OutputItems(live.request.request_id)
+        self._items = OutputItems(live.request.request_id, known_namespaces(body.tools))
         self._created_at = int(time.time())
         self._number = 0
         self._finish: Finish | None = None
@@ -156,7 +176,7 @@ class ResponseEvents:
             "temperature": self._live.request.sampling.temperature,
             "text": body.text or {"format": {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
-            "tools": body.tools or [],
+            "tools": [tool for tool in body.tools or () if not isinstance(tool, HostedTool)],
             "top_p": self._live.request.sampling.top_p,
             "truncation": "disabled",
             "usage": self._usage(),

@@ -30,6 +30,7 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     content: str | list[ItemPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     output: str | list[ItemPart] | None = None
     summary: list[ItemPart] | None = None
@@ -39,14 +40,50 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase: str | None = None
 
 
-class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A function the model may call; the only kind of tool there is here."""
+class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    """A function the model may call."""
 
-    type: Literal["function"]
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:\-]{1,128}$")]
     parameters: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
+    output_schema: Any = None
+    defer_loading: bool | None = None
+    """Accepted: every function is shown at once."""
+
+
+class NamespaceTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="namespace"):
+    """Functions that belong together, such as those of one MCP server. Calls of them name it."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:\-]{1,64}$")]
+    tools: Annotated[list[FunctionTool], Meta(min_length=1)]
+    description: str | None = None
+
+
+class HostedTool(msgspec.Struct, frozen=True, tag_field="type"):
+    """A tool that the server would run. There are none here, and the model is not told of it: agents offer these
+    whatever the server is."""
+
+
+class WebSearchTool(HostedTool, frozen=True, tag="web_search"):
+    """Looks things up."""
+
+
+class WebSearchPreviewTool(HostedTool, frozen=True, tag="web_search_preview"):
+    """Looks things up."""
+
+
+class ImageGenerationTool(HostedTool, frozen=True, tag="image_generation"):
+    """Draws."""
+
+
+class ToolSearchTool(HostedTool, frozen=True, tag="tool_search"):
+    """Finds tools that were not shown at once."""
+
+
+AnyTool: TypeAlias = (
+    FunctionTool | NamespaceTool | WebSearchTool | WebSearchPreviewTool | ImageGenerationTool | ToolSearchTool
+)
 
 
 class NamedFunction(FunctionName, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +98,7 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
+    context: str | None = None
 
 
 class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,10 +124,10 @@ ToolChoice: TypeAlias = Literal["auto", "none", "required"] | NamedFunction
 class ContextFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What makes the prompt, which is all that counts for its tokens."""
 
-    model: str
+    model: str | None = None
     input: str | Annotated[list[Item], Meta(min_length=1)]
     instructions: str | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+    tools: Annotated[list[AnyTool], Meta(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
@@ -122,6 +160,7 @@ class ResponsesBody(ContextFields, kw_only=True, forbid_unknown_fields=True):
     metadata: dict[str, str] | None = None
     user: str | None = None
     include: list[str] | None = None
+    client_metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

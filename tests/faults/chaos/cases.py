@@ -36,9 +36,22 @@ class Case:
         return replace(self, hang_up_after=None)
 
 
-def random_cases(seed: int, count: int, model: str) -> list[Case]:
-    """Equal seeds give equal cases. Hanging up is part of the sending, not of the case."""
-    chance = random.Random(seed)
+class Chance(random.Random):
+    """The one source of a round's cases."""
+
+    longest = max(MAX_TOKENS)
+    """The most output tokens a case asks for."""
+
+    def length(self) -> int:
+        """How many a case asks for at most."""
+        return min(self.choice(MAX_TOKENS), self.longest)
+
+
+def random_cases(seed: int, count: int, longest: int, model: str) -> list[Case]:
+    """Equal seeds give equal cases, but that none asks for more than `longest` tokens. Hanging up is part of the
+    sending, not of the case."""
+    chance = Chance(seed)
+    chance.longest = longest
     return [_case(chance, number, model) for number in range(count)]
 
 
@@ -49,7 +62,7 @@ def hang_up_or_stay(case: Case, chance: random.Random) -> Case:
     return replace(case, hang_up_after=chance.choice((0, 1, 2, 5, 20, 50)))
 
 
-def _case(chance: random.Random, number: int, model: str) -> Case:
+def _case(chance: Chance, number: int, model: str) -> Case:
     make = chance.choices(list(_APIS), list(_APIS.values()))[0]
     case = make(chance, number)
     if case.api != "rpc" and not case.api.startswith("/generate"):
@@ -60,12 +73,12 @@ def _case(chance: random.Random, number: int, model: str) -> Case:
 # -------------------------------------------------------------------------------------------------------------- parts
 
 
-def _texts(chance: random.Random) -> tuple[str, str]:
+def _texts(chance: Chance) -> tuple[str, str]:
     """A beginning that prompts share, and what follows it."""
     return LONG[: chance.choice(SHARED)], chance.choice(CHAT + PLAIN)[:80]
 
 
-def _how(chance: random.Random) -> dict[str, Any]:
+def _how(chance: Chance) -> dict[str, Any]:
     """Sampling, by the names that OpenAI's APIs have for it."""
     if chance.random() < 0.35:
         how: dict[str, Any] = {"temperature": 0.0}
@@ -78,19 +91,19 @@ def _how(chance: random.Random) -> dict[str, Any]:
     return how
 
 
-def _some(chance: random.Random, share: float, **fields: Any) -> dict[str, Any]:
+def _some(chance: Chance, share: float, **fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if chance.random() < share}
 
 
-def _ends(chance: random.Random) -> dict[str, Any]:
+def _ends(chance: Chance) -> dict[str, Any]:
     """Where the output ends, and what it must not hold."""
-    most = chance.choice(MAX_TOKENS)
+    most = chance.length()
     ends: dict[str, Any] = {"max_tokens": most, "stop": chance.sample(STOPS, 2), "min_tokens": min(most, 12)}
     ends |= {"ignore_eos": True, "bad_words": chance.sample(BAD_WORDS, 2), "include_stop_str_in_output": True}
     return {"max_tokens": most} | {name: ends[name] for name in ends if chance.random() < 0.25}
 
 
-def _form(chance: random.Random) -> dict[str, Any]:
+def _form(chance: Chance) -> dict[str, Any]:
     """A grammar; a rare one does not compile, and is the client's error wherever it runs."""
     kind = chance.choice(("guided_json", "guided_json", "guided_regex", "guided_choice"))
     if kind == "guided_json":
@@ -100,10 +113,10 @@ def _form(chance: random.Random) -> dict[str, Any]:
     return {kind: "(a" if chance.random() < 0.1 else chance.choice(REGEXES)}
 
 
-def _openai(chance: random.Random, *, stream: bool) -> dict[str, Any]:
+def _openai(chance: Chance, *, stream: bool) -> dict[str, Any]:
     body: dict[str, Any] = {"n": chance.choice((1, 1, 1, 2, 3, 4)), "stream": stream, **_how(chance)}
     if chance.random() < GRAMMAR_SHARE:
-        body |= {"max_tokens": chance.choice(MAX_TOKENS), **_form(chance)}
+        body |= {"max_tokens": chance.length(), **_form(chance)}
     else:
         body |= _ends(chance)
     if stream:
@@ -116,7 +129,7 @@ def _openai(chance: random.Random, *, stream: bool) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------------- APIs
 
 
-def _chat(chance: random.Random, number: int) -> Case:
+def _chat(chance: Chance, number: int) -> Case:
     stream = chance.random() < 0.6
     body = _openai(chance, stream=stream)
     shared, own = _texts(chance)
@@ -126,7 +139,7 @@ def _chat(chance: random.Random, number: int) -> Case:
     return Case(number, "/v1/chat/completions", body, stream, body["n"])
 
 
-def _completions(chance: random.Random, number: int) -> Case:
+def _completions(chance: Chance, number: int) -> Case:
     stream = chance.random() < 0.6
     body = _openai(chance, stream=stream)
     shared, own = _texts(chance)
@@ -138,7 +151,7 @@ def _completions(chance: random.Random, number: int) -> Case:
     return Case(number, "/v1/completions", body, stream, body["n"] * (2 if several else 1))
 
 
-def _native(chance: random.Random, number: int) -> Case:
+def _native(chance: Chance, number: int) -> Case:
     stream = chance.random() < 0.6
     how, ends = _how(chance), _ends(chance)
     shared, own = _texts(chance)
@@ -159,10 +172,10 @@ def _native(chance: random.Random, number: int) -> Case:
 _NOT_NATIVE = ("min_p", "bad_words", "include_stop_str_in_output")
 
 
-def _responses(chance: random.Random, number: int) -> Case:
+def _responses(chance: Chance, number: int) -> Case:
     stream = chance.random() < 0.6
     shared, own = _texts(chance)
-    body: dict[str, Any] = {"input": own, "temperature": 0, "max_output_tokens": chance.choice(MAX_TOKENS)}
+    body: dict[str, Any] = {"input": own, "temperature": 0, "max_output_tokens": chance.length()}
     body |= {"stream": stream, "instructions": shared or None}
     if chance.random() < GRAMMAR_SHARE:
         schema = random_schema(chance.randrange(200))
@@ -170,16 +183,16 @@ def _responses(chance: random.Random, number: int) -> Case:
     return Case(number, "/v1/responses", body, stream)
 
 
-def _messages(chance: random.Random, number: int) -> Case:
+def _messages(chance: Chance, number: int) -> Case:
     stream = chance.random() < 0.6
     shared, own = _texts(chance)
-    body: dict[str, Any] = {"max_tokens": chance.choice(MAX_TOKENS), "temperature": 0, "stream": stream}
+    body: dict[str, Any] = {"max_tokens": chance.length(), "temperature": 0, "stream": stream}
     body["messages"] = [{"role": "user", "content": shared + own}]
     body |= _some(chance, 0.3, stop_sequences=chance.sample(STOPS, 2), system=shared or "Be brief.")
     return Case(number, "/v1/messages", body, stream)
 
 
-def _rpc(chance: random.Random, number: int) -> Case:
+def _rpc(chance: Chance, number: int) -> Case:
     how, ends = _how(chance), _ends(chance)
     how["logit_bias"] = {int(token): float(bias) for token, bias in how.get("logit_bias", {}).items()}
     if chance.random() < 0.3:
@@ -194,6 +207,6 @@ def _rpc(chance: random.Random, number: int) -> Case:
     return Case(number, "rpc", {"text": shared + own, "sampling": how, "stop": stop, "options": options}, True, count)
 
 
-_APIS: dict[Callable[[random.Random, int], Case], float] = {
+_APIS: dict[Callable[[Chance, int], Case], float] = {
     _chat: 3, _completions: 3, _native: 3, _responses: 1, _messages: 1, _rpc: 3,
 }  # fmt: skip

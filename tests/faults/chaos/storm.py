@@ -11,12 +11,13 @@ from tests.faults.chaos.answers import Answer
 from tests.faults.chaos.cases import Case, hang_up_or_stay
 from tests.faults.chaos.clients import Clients, shown
 from tests.faults.chaos.faults import DOWN, ENDS_CLIENTS, Faults
+from tests.faults.chaos.size import Size
 from tests.faults.chaos.town import Town
 from tests.faults.chaos.verdict import difference, is_transport_error
 from tests.integration.leaks import workers_hold_nothing
 
-NUM_AGAIN = 20
-"""Cases that are asked once more when all is over."""
+IN_PEACE = 2
+"""Clients that ask when all is quiet."""
 GIVEN_BACK_S = 30.0
 """Leases, tombstones and masters' silences have run out by then."""
 MAX_CRASHES = 2
@@ -38,8 +39,7 @@ class Storm:
     seed: int
     clients: dict[str, Clients]
     """By master."""
-    at_once: int
-    """Clients that ask under faults."""
+    size: Size
     quiet: dict[int, Answer] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -49,17 +49,30 @@ class Storm:
         are in `failures`."""
         self.seed += 1
         self.quiet.clear()
-        for case in cases:
-            self.quiet[case.number] = await self._ask_in_peace(case)
+        self.quiet.update(await self._ask_in_peace(cases))
         await self._troubled(cases, seconds)
         await self.town.whole()
         self._tally()
-        for case in random.Random(self.seed).sample(cases, min(len(cases), NUM_AGAIN)):
-            if found := difference(self.quiet[case.number], await self._ask_in_peace(case), is_cut=False):
-                self.failures.append(f"when all was quiet again: {found}\n  {shown(case)}")
+        again = random.Random(self.seed).sample(cases, self.size.num_again)
+        for number, answer in (await self._ask_in_peace(again)).items():
+            if found := difference(self.quiet[number], answer, is_cut=False):
+                self.failures.append(f"when all was quiet again: {found}\n  {shown(cases[number])}")
         await self._nothing_left()
 
-    async def _ask_in_peace(self, case: Case) -> Answer:
+    async def _ask_in_peace(self, cases: list[Case]) -> dict[int, Answer]:
+        answers: dict[int, Answer] = {}
+        left = iter(cases)
+
+        async def client() -> None:
+            for case in left:
+                answers[case.number] = await self._ask_one_in_peace(case)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(IN_PEACE):
+                tasks.create_task(client())
+        return answers
+
+    async def _ask_one_in_peace(self, case: Case) -> Answer:
         answer = await self.clients[random.choice(list(self.clients))].ask(case)
         assert answer.status in (200, 400), f"{answer.status} {answer.error}\n{shown(case)}"
         assert not answer.error or answer.status == 400, f"{answer.error}\n{shown(case)}"
@@ -72,7 +85,7 @@ class Storm:
         until = time.monotonic() + seconds
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(faults.run())
-            asking = [tasks.create_task(self._client(at, cases, faults, until)) for at in range(self.at_once)]
+            asking = [tasks.create_task(self._client(at, cases, faults, until)) for at in range(self.size.at_once)]
             await asyncio.wait(asking)
             faults.stop()
         self.counts.update(f"fault {one.kind}" for one in faults.done)

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.faults.chaos.size import Size
 from tests.integration.cluster import Process, http_get
 from tests.integration.proxy import Proxy
 from tests.ports import free_ports
@@ -18,7 +19,6 @@ from tests.ports import free_ports
 NUM_MASTERS = 2
 READY_S = 120.0
 DRAIN_S = 6.0
-CONTEXT = 900
 _ASK_TIMES = 5
 LAYOUTS = (
     {"prefill": 2, "decode": 2},
@@ -41,18 +41,16 @@ class Plan:
     """Whether the last master is two processes that share its ports."""
 
 
-def random_plan(chance: random.Random, *, is_tiny: bool) -> Plan:
-    """Tight pools, so that sequences are preempted; small pages, so that a prompt's KV crosses in many.
-
-    `is_tiny`: the model's KV is small, and two ranks can share its heads."""
+def random_plan(chance: random.Random, size: Size) -> Plan:
+    """Small pages, so that a prompt's KV crosses in many."""
     worker = ["--dtype", "float32", "--threads", "1", "--chunk-tokens", "64", "--reservation-lease-s", "5"]
-    worker += ["--prior-output-tokens", "1", "--max-context-tokens", str(CONTEXT), "--drain-s", str(DRAIN_S)]
-    worker += ["--kv-pool-tokens", str(chance.choice((1200, 1600, 3000))), "--engine-stall-s", "3"]
+    worker += ["--prior-output-tokens", "1", "--max-context-tokens", str(size.context), "--drain-s", str(DRAIN_S)]
+    worker += ["--kv-pool-tokens", str(chance.choice(size.pools)), "--engine-stall-s", "3"]
     worker += ["--transfer-page-bytes", "65536", "--transfer-pages", "4", "--transfer-depth", "2"]
-    worker += ["--host-cache-gib", str(chance.choice((0, 0.001 if is_tiny else 0.01, 0.05)))]
+    worker += ["--host-cache-gib", str(chance.choice(size.host_gib))]
     worker += chance.choice((["--no-prefix-cache"], [], [])) + chance.choice((["--verify-kv"], []))
     master = ["--local-prefill-tokens", str(chance.choice((0, 256))), "--deadline-s", "120", "--queue-budget-s", "90"]
-    two_ranks = chance.choice(("", "", "prefill-1", "decode-0", "mixed-0")) if is_tiny else ""
+    two_ranks = chance.choice(("", "", "prefill-1", "decode-0", "mixed-0")) if size.has_two_ranks else ""
     master += ["--drain-s", "10"]
     return Plan(chance.choice(LAYOUTS), tuple(worker), tuple(master), two_ranks, is_shared=chance.random() < 0.4)
 

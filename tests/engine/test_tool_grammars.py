@@ -13,7 +13,14 @@ from services.pd_master.grammars import harmony
 from services.pd_master.grammars.forms import SpecialId
 from services.pd_master.grammars.source import tag_grammar
 from services.pd_master.grammars.thoughts import after_thoughts
-from services.pd_master.grammars.tool_calls import _FAMILIES, Forced, Function, forced_calls, free_calls
+from services.pd_master.grammars.tool_calls import (
+    _FAMILIES,
+    Forced,
+    Function,
+    answer_or_calls,
+    forced_calls,
+    free_calls,
+)
 from services.pd_master.parsers.choose import FAMILIES, Thoughts
 from services.pd_master.parsers.parser import AnswerParser
 from services.pd_master.parsers.pieces import Content, Reasoning, ToolArguments, ToolStart
@@ -162,6 +169,23 @@ def test_a_free_answer_may_call_and_then_keeps_to_the_schema(family: str, templa
     several = free_calls(family, forced(only_one=False, template=template))
     assert several is not None
     assert takes(several, call + " And again: " + call)
+
+
+ANSWER = {"type": "json_schema", "json_schema": {"type": "object", "properties": {"tree": {"const": "oak"}},
+          "required": ["tree"], "additionalProperties": False}}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_an_answer_of_a_given_form_leaves_the_choice_to_call(family: str) -> None:
+    one = forced(only_one=True)
+    form, made = answer_or_calls(ANSWER, family, one), forced_calls(family, one)
+    assert form is not None
+    assert made is not None
+    begin = "<|channel|>final<|message|>" if family == "harmony" else ""
+    assert takes(form, CALL if family == "harmony" else draw(made, 5))
+    assert takes(form, begin + '{"tree": "oak"}')
+    assert not takes(form, begin + '{"tree": "elm"}')
+    assert not takes(form, begin + "An oak.")
 
 
 def test_a_family_without_a_mark_cannot_be_held_to_schemas_where_it_may_call() -> None:

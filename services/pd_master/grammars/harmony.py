@@ -21,9 +21,9 @@ def forced_calls(calls: list[tuple[str, Format]], special_id: SpecialId) -> Form
     return sequence(_before(special_id, "analysis", "commentary"), _any_call(calls, special_id))
 
 
-def free_calls(calls: list[tuple[str, Format]], special_id: SpecialId) -> Format:
-    """An answer of any text, or a call."""
-    final = _message(special_id, text("final"), ANY_TEXT)
+def answer_or_call(form: Format, calls: list[tuple[str, Format]], special_id: SpecialId) -> Format:
+    """An answer on the final channel, or a call."""
+    final = _message(special_id, text("final"), form)
     return sequence(_before(special_id, "analysis", "commentary"), either([final, _any_call(calls, special_id)]))
 
 

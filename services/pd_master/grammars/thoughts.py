@@ -26,17 +26,18 @@ def grammar_after_thoughts(spec: GrammarSpec, thoughts: Thoughts) -> GrammarSpec
     """The same for a whole grammar. Structural tags say themselves what may stand where."""
     if thoughts is Thoughts.NONE or spec.kind is GrammarKind.STRUCTURAL_TAG:
         return spec
-    return tag_grammar(after_thoughts(_form(spec), thoughts), spec.field)
+    return tag_grammar(after_thoughts(form_of(spec), thoughts), spec.field)
 
 
 def grammar_on_channels(spec: GrammarSpec, special_id: SpecialId) -> GrammarSpec:
     """The same for a model with harmony channels."""
     if spec.kind is GrammarKind.STRUCTURAL_TAG:
         return spec
-    return tag_grammar(harmony.answer(_form(spec), special_id), spec.field)
+    return tag_grammar(harmony.answer(form_of(spec), special_id), spec.field)
 
 
-def _form(spec: GrammarSpec) -> Format:
+def form_of(spec: GrammarSpec) -> Format:
+    """A grammar as a part of a structural tag. Raises InvalidRequestError for one that is a structural tag itself."""
     match spec.kind:
         case GrammarKind.JSON_SCHEMA:
             return {"type": "json_schema", "json_schema": json.loads(spec.source)}

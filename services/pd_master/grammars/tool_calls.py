@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from services.pd_master.grammars import harmony
-from services.pd_master.grammars.forms import Format, either, mark, sequence, text
+from services.pd_master.grammars.forms import ANY_TEXT, Format, either, mark, sequence, text
 from services.pd_master.parsers import deepseek, glm, hermes, kimi, mistral, qwen3_coder
 
 
@@ -57,10 +57,18 @@ def forced_calls(family: str, forced: Forced) -> Format | None:
     return whole if block.separator is None else _repeated(whole, forced, block.separator)
 
 
+def answer_or_calls(answer: Format, family: str, forced: Forced) -> Format | None:
+    """An answer of this form, or calls in its place; None for a family whose calls have no form."""
+    if family == "harmony":
+        return harmony.answer_or_call(answer, _harmony_calls(forced), forced.special_id)
+    calls = forced_calls(family, forced)
+    return None if calls is None else either([answer, calls])
+
+
 def free_calls(family: str, forced: Forced) -> Format | None:
     """Any text, and calls of these functions where the family's mark begins one; None for a family without a mark."""
     if family == "harmony":
-        return harmony.free_calls(_harmony_calls(forced), forced.special_id)
+        return harmony.answer_or_call(ANY_TEXT, _harmony_calls(forced), forced.special_id)
     make = _FAMILIES.get(family)
     if make is None:
         return None

@@ -69,6 +69,11 @@ class AnswerParser:
         """Calls that have begun."""
         return self._output.num_calls
 
+    @property
+    def in_call(self) -> bool:
+        """Whether the last of them is not whole yet."""
+        return self._output.in_call
+
     def push(self, text: str) -> list[Piece]:
         """The pieces that this text completes."""
         assert self._first is not None

@@ -42,6 +42,7 @@ class Output:
     def __init__(self, new_call_id: Callable[[], str]) -> None:
         self.pieces: list[Piece] = []
         self.num_calls = 0
+        self.in_call = False
         self._new_call_id = new_call_id
         self._space: str | None = ""
         """White space held back at such an edge; None inside text."""
@@ -74,6 +75,7 @@ class Output:
         self._space = None
         self.pieces.append(ToolStart(self.num_calls, call_id or self._new_call_id(), name))
         self.num_calls += 1
+        self.in_call = True
 
     def arguments(self, text: str) -> None:
         """More of the arguments of the call that began last."""
@@ -82,6 +84,7 @@ class Output:
 
     def end_call(self) -> None:
         """The call is whole."""
+        self.in_call = False
         self._space = ""
         self._drop_space = False
 

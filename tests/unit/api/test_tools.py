@@ -90,6 +90,31 @@ async def test_truncated_call_ends_with_length(tools_api: Api) -> None:
     assert answer.choices[0].message.tool_calls[0].function.name == "weather"
 
 
+async def ends_as(api: Api, **ask: Any) -> tuple[str | None, Any]:
+    """The reason and the usage of an answer; of a stream where it is one."""
+    ask = {"model": "tools", "messages": ASK, **ask}
+    if not ask.get("stream"):
+        answer = await api.openai.chat.completions.create(**ask)
+        return answer.choices[0].finish_reason, answer.usage
+    stream = await api.openai.chat.completions.create(**ask, stream_options={"include_usage": True})
+    *_, finish, last = [chunk async for chunk in stream]
+    return finish.choices[0].finish_reason, last.usage
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_a_stop_string_cut_off_is_none_to_make(tools_api: Api, stream: bool) -> None:
+    for stop, reason in (("city", "stop"), ("</tool_call>", "tool_calls")):
+        assert (await ends_as(tools_api, tools=TOOLS, stop=stop, stream=stream))[0] == reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_that_are_cut_off_are_all_of_the_outputs_tokens(tools_api: Api, stream: bool) -> None:
+    tools_api.dispatcher.script.output = [tools_api.text.encode("Will it rain? It may")]
+    tools_api.dispatcher.script.finish = FinishReason.LENGTH
+    _, usage = await ends_as(tools_api, stream=stream)
+    assert usage.completion_tokens_details.reasoning_tokens == usage.completion_tokens
+
+
 async def test_without_tools_the_marks_are_text(tools_api: Api) -> None:
     for extra in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         answer = await tools_api.openai.chat.completions.create(model="tools", messages=ASK, **extra)
@@ -240,3 +265,35 @@ async def test_strict_tools_are_strict_in_every_chat_api(tools_api: Api) -> None
             response = await tools_api.http.post(path, json={"model": "tools", **body, "tools": tools})
             assert response.status_code == 200, response.text
             assert (tools_api.dispatcher.requests[-1].sampling.grammar is not None) == strict
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "oak", "schema": {"const": "oak"}}}
+
+
+async def test_a_form_of_the_answer_leaves_the_choice_to_call(tools_api: Api) -> None:
+    create = tools_api.openai.chat.completions.create
+    await create(model="tools", messages=ASK, tools=TOOLS, response_format=FORM)
+    grammar = tools_api.dispatcher.requests[-1].sampling.grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.field) == (GrammarKind.STRUCTURAL_TAG, "response_format.json_schema.schema")
+    assert "oak" in grammar.source
+    assert "weather" in grammar.source
+
+
+async def test_a_forced_call_comes_in_place_of_the_answer_whatever_its_form(tools_api: Api) -> None:
+    create = tools_api.openai.chat.completions.create
+    await create(model="tools", messages=ASK, tools=TOOLS, tool_choice="required", response_format=FORM)
+    grammar = tools_api.dispatcher.requests[-1].sampling.grammar
+    assert grammar is not None
+    assert grammar.field == "tool_choice"
+    assert "oak" not in grammar.source
+
+
+async def test_a_form_of_the_whole_output_leaves_none(tools_api: Api) -> None:
+    ask: dict[str, Any] = {"model": "tools", "messages": ASK, "tools": TOOLS, "extra_body": {"guided_regex": "oak"}}
+    await tools_api.openai.chat.completions.create(**ask)
+    grammar = tools_api.dispatcher.requests[-1].sampling.grammar
+    assert grammar is not None
+    assert "weather" not in grammar.source
+    with pytest.raises(openai.BadRequestError, match="tool_choice: guided_regex asks for text"):
+        await tools_api.openai.chat.completions.create(**ask, tool_choice="required")

@@ -50,14 +50,14 @@ class MessageEvents:
         """Events of the pieces that it completes."""
         self._finish = delta.finish or self._finish
         if self._reader is not None:
-            pieces = self._reader.read(parts_of(delta), is_last=delta.finish is not None)
+            pieces = self._reader.read(parts_of(delta), len(delta.token_ids), is_last=delta.finish is not None)
             return b"".join([self._piece(piece) for piece in pieces])
         return self._fill("text", "text_delta", "text", delta.text) if delta.text else b""
 
     def end(self) -> bytes:
         """Why it ended, what it took, and the end."""
         assert self._finish is not None, "the stream has ended"
-        has_calls = self._reader is not None and self._reader.has_calls
+        has_calls = self._reader is not None and self._reader.has_calls(self._finish)
         stop = stop_of(self._finish, has_calls=has_calls, fills_context=self._fills_context)
         tail = event("message_delta", delta=stop, usage=usage_of(self._live)) + event("message_stop")
         return self._close() + tail

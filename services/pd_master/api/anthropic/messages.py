@@ -95,8 +95,8 @@ async def _reply(call: HttpCall, live: LiveRequest, reader: ChoiceReader | None,
     assert choice.finish is not None, "gathered to its end"
     pieces: list[Piece] = [Content(choice.text)] if choice.text else []
     if reader is not None:
-        pieces = reader.read(choice.parts, is_last=True)
-    has_calls = reader is not None and reader.has_calls
+        pieces = reader.read(choice.parts, len(choice.token_ids), is_last=True)
+    has_calls = reader is not None and reader.has_calls(choice.finish)
     answer: AnswerMessage = {
         **message_head(live),
         "content": content_of(pieces),

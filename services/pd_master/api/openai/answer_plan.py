@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from services.common.errors import InvalidRequestError
-from services.common.request import GrammarSpec
+from services.common.request import Finish, GrammarSpec
 from services.pd_master.api.openai.answers import AnsweredCall, ChatMessage
 from services.pd_master.api.openai.chat_schema import ChatBody, NamedChoice
 from services.pd_master.api.openai.structured import chat_grammar, forced_functions
@@ -54,23 +54,25 @@ class ChoiceReader:
         self._num_before = 0
         self._has_thoughts = False
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether a call has begun."""
-        return self._parser.num_calls > 0
+    def has_calls(self, finish: Finish) -> bool:
+        """Whether the output ends in calls for the client to make. A stop string within the last leaves it unfinished;
+        a model's own end is taken for that of its call."""
+        is_cut = self._parser.in_call and isinstance(finish.stop_reason, str)
+        return self._parser.num_calls > 0 and not is_cut
 
     @property
     def num_reasoning_tokens(self) -> int:
         """Tokens up to the first that showed something else; none unless there were thoughts."""
         return self._num_before if self._has_thoughts else 0
 
-    def read(self, texts: list[str], *, is_last: bool) -> list[Piece]:
-        """The pieces that these tokens' texts complete, with `is_last` all that are left."""
+    def read(self, texts: list[str], num_tokens: int, *, is_last: bool) -> list[Piece]:
+        """The pieces that these tokens' texts complete, with `is_last` all that are left. `num_tokens`: what stands
+        behind their texts was held back, and is of no token of its own."""
         pieces: list[Piece] = []
-        for text in texts:
+        for at, text in enumerate(texts):
             new = self._parser.push(text) if text else []
             pieces += new
-            if self._is_before:
+            if self._is_before and at < num_tokens:
                 self._count(new)
         if is_last:
             pieces += self._parser.close()

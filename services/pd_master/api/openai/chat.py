@@ -91,12 +91,14 @@ def _with_prompt(answer: ChatCompletion, live: LiveRequest, num_top: int, target
 
 def _choice(at: int, choice: Choice, body: ChatBody, target: Target, reader: ChoiceReader | None) -> ChatChoice:
     assert choice.finish is not None, "gathered to its end"
-    pieces: list[Piece] = [Content(choice.text)] if reader is None else reader.read(choice.parts, is_last=True)
+    pieces: list[Piece] = (
+        [Content(choice.text)] if reader is None else reader.read(choice.parts, len(choice.token_ids), is_last=True)
+    )
     logprobs = chat_logprobs(choice.logprobs, target.text.vocabulary, body.top_logprobs or 0) if body.logprobs else None
     return {
         "index": at,
         "message": message_of(pieces),
         "logprobs": logprobs,
-        "finish_reason": finish_reason(choice.finish, has_calls=reader is not None and reader.has_calls),
+        "finish_reason": finish_reason(choice.finish, has_calls=reader is not None and reader.has_calls(choice.finish)),
         "stop_reason": choice.stop_reason,
     }

@@ -83,7 +83,7 @@ class ChatEvents:
     def _pieces(self, delta: Delta, reader: ChoiceReader) -> bytes:
         """A chunk for each piece; log-probabilities come in one of their own before them."""
         opened = self._open[delta.choice]
-        pieces = reader.read(parts_of(delta), is_last=delta.finish is not None)
+        pieces = reader.read(parts_of(delta), len(delta.token_ids), is_last=delta.finish is not None)
         events = [opened + encode(_piece(piece)) + self._text_close[1:] for piece in pieces]
         if delta.logprobs:
             events.insert(0, self._with_logprobs(delta, ""))
@@ -95,7 +95,7 @@ class ChatEvents:
         return b"".join((opened, text, b'},"logprobs":', logprobs, b',"finish_reason":null', self._close))
 
     def _finish(self, choice: int, finish: Finish) -> bytes:
-        has_calls = self._readers is not None and self._readers[choice].has_calls
+        has_calls = self._readers is not None and self._readers[choice].has_calls(finish)
         reason = encode(finish_reason(finish, has_calls=has_calls))
         stop = encode(finish.stop_reason)
         parts = (self._open[choice], b'{},"logprobs":null,"finish_reason":', reason, b',"stop_reason":', stop)

@@ -9,8 +9,8 @@ from services.pd_master.api.openai.fields import GenerationFields, StructuredOut
 from services.pd_master.grammars import source
 from services.pd_master.grammars.forms import Format
 from services.pd_master.grammars.json_schema import checked_schema
-from services.pd_master.grammars.thoughts import after_thoughts, grammar_after_thoughts, grammar_on_channels
-from services.pd_master.grammars.tool_calls import Forced, Function, forced_calls, free_calls
+from services.pd_master.grammars.thoughts import after_thoughts, form_of, grammar_after_thoughts, grammar_on_channels
+from services.pd_master.grammars.tool_calls import Forced, Function, answer_or_calls, forced_calls, free_calls
 from services.pd_master.parsers.choose import HARMONY, Thoughts
 
 _GUIDED: dict[str, Callable[[object, str], GrammarSpec]] = {
@@ -47,20 +47,36 @@ def chat_grammar(body: ChatBody, thoughts: Thoughts, family: str | None, forced:
     """What a chat's output must match, thoughts and calls included. `family`: in which the model writes calls; `forced`
     has no functions where none has to be called."""
     answer = answer_grammar(body)
-    if forced.functions and answer is not None:
-        raise InvalidRequestError(f"tool_choice: {answer.field} asks for text", param="tool_choice")
-    if answer is not None:
-        if family == HARMONY.name:
-            return grammar_on_channels(answer, forced.special_id)
-        return grammar_after_thoughts(answer, thoughts)
     if forced.functions:
+        if answer is not None and not _leaves_room_for_calls(answer):
+            raise InvalidRequestError(f"tool_choice: {answer.field} asks for text", param="tool_choice")
         form = None if family is None else forced_calls(family, forced)
         return _calls_grammar(body, form, thoughts, "tool_choice", "calls of this model cannot be forced")
-    strict = _strict_functions(body)
-    if not strict or family is None:
+    free = _free_functions(body) if family is not None else []
+    if answer is not None:
+        return _answer_grammar(body, answer, thoughts, family, forced._replace(functions=free))
+    if family is None or not any(tool.function.strict for tool in body.tools or ()) or not free:
         return None
-    form = free_calls(family, forced._replace(functions=strict))
+    form = free_calls(family, forced._replace(functions=free))
     return _calls_grammar(body, form, thoughts, "tools", "strict: no mark of this model begins its calls")
+
+
+def _answer_grammar(
+    body: ChatBody, answer: GrammarSpec, thoughts: Thoughts, family: str | None, free: Forced
+) -> GrammarSpec:
+    """`free`: what may be called."""
+    if family is not None and free.functions and _leaves_room_for_calls(answer):
+        form = answer_or_calls(form_of(answer), family, free)
+        return _calls_grammar(body, form, thoughts, answer.field, "calls of this model have no form to choose from")
+    if family == HARMONY.name:
+        return grammar_on_channels(answer, free.special_id)
+    return grammar_after_thoughts(answer, thoughts)
+
+
+def _leaves_room_for_calls(answer: GrammarSpec) -> bool:
+    """OpenAI's `response_format` is of answers, in place of which there may be calls, and agents send it with each
+    request. vLLM's fields are of the output as a whole."""
+    return answer.field.startswith("response_format")
 
 
 def _calls_grammar(
@@ -75,11 +91,9 @@ def _calls_grammar(
     return source.tag_grammar(after_thoughts(form, thoughts), field)
 
 
-def _strict_functions(body: ChatBody) -> list[Function]:
-    """All that may be called, where any of them is strict; of the others any arguments are taken."""
+def _free_functions(body: ChatBody) -> list[Function]:
+    """All that may be called but need not; of those that are not strict any arguments are taken."""
     tools = body.tools or [] if body.tool_choice in (None, "auto") else []
-    if not any(tool.function.strict for tool in tools):
-        return []
     return [
         _function(tool, at) if tool.function.strict else Function(tool.function.name, source.ANY_OBJECT)
         for at, tool in enumerate(tools)

@@ -111,7 +111,7 @@ class ResponseEvents:
         """The response of an answer that is not streamed."""
         choice = (await gather(self._live, 1))[0]
         self._finish = choice.finish
-        for piece in self._pieces(choice.parts, is_last=True):
+        for piece in self._pieces(choice.parts, len(choice.token_ids), is_last=True):
             self._items.add(piece)
         self._items.close(self._status())
         return self._response(self._status())
@@ -125,7 +125,7 @@ class ResponseEvents:
     def delta(self, delta: Delta) -> bytes:
         """Events of the pieces that it completes."""
         self._finish = delta.finish or self._finish
-        pieces = self._pieces(parts_of(delta), is_last=delta.finish is not None)
+        pieces = self._pieces(parts_of(delta), len(delta.token_ids), is_last=delta.finish is not None)
         return b"".join([self._encoded(event) for piece in pieces for event in self._items.add(piece)])
 
     def end(self) -> bytes:
@@ -140,9 +140,9 @@ class ResponseEvents:
         failed["error"] = {"code": "server_error", "message": error.message}
         return self._encoded({"type": "response.failed", "response": failed})
 
-    def _pieces(self, texts: list[str], *, is_last: bool) -> list[Piece]:
+    def _pieces(self, texts: list[str], num_tokens: int, *, is_last: bool) -> list[Piece]:
         if self._reader is not None:
-            return self._reader.read(texts, is_last=is_last)
+            return self._reader.read(texts, num_tokens, is_last=is_last)
         text = "".join(texts)
         return [Content(text)] if text else []
 

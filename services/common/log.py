@@ -1,21 +1,14 @@
 """Logging of every process: one line an event, text for people or JSON for collectors, with the request it belongs to.
 
-A line names its request by `extra={"request_id": ...}`, or by `request_logger`, which adds that to each of its lines.
+A line names its request by `extra={"request_id": ...}`.
 """
 
 import logging
 import sys
 import time
 import traceback
-from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
 
 import msgspec
-
-if TYPE_CHECKING:
-    Adapter = logging.LoggerAdapter[logging.Logger]
-else:
-    Adapter = logging.LoggerAdapter
 
 _QUIET_LOGGERS = ("asyncio", "grpc", "httpcore", "httpx", "urllib3")
 
@@ -32,20 +25,6 @@ def configure_logging(process: str, *, level: str = "info", format: str = "text"
     root.setLevel(level.upper())
     for name in _QUIET_LOGGERS:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
-
-
-def request_logger(logger: logging.Logger, request_id: str) -> "RequestLogger":
-    """Return a logger whose lines carry the request id."""
-    return RequestLogger(logger, {"request_id": request_id})
-
-
-class RequestLogger(Adapter):
-    """Adds its request id to each line, beside the line's own extras."""
-
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:  # noqa: ANN401
-        """Merge the request id into the line's extras."""
-        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
-        return msg, kwargs
 
 
 class TextFormatter(logging.Formatter):

@@ -308,8 +308,3 @@ def _id_alone(request_id: str, choice: int) -> str:
 def overloaded(message: str, retry_after_s: float | None) -> OverloadedError:
     """What the client hears when workers refuse for load."""
     return OverloadedError(message or "the workers' queues are full", retry_after_s=retry_after_s or 1.0)
-
-
-def no_worker(message: str) -> NoWorkerError:
-    """What the client hears when there is nobody to do the work."""
-    return NoWorkerError(message, retry_after_s=1.0)

@@ -106,11 +106,6 @@ class PeakCurve:
         """Slots occupied at the worst step, 0 when there is nothing."""
         return int(self.occupancy.max()) if len(self.ends) else 0
 
-    @property
-    def growth_now(self) -> int:
-        """Slots gained in the next step."""
-        return int(self.growth[-1]) if len(self.ends) else 0
-
     @cached_property
     def _ends_rising(self) -> IntArray:
         return -self.ends

@@ -24,7 +24,7 @@ from services.common.prompt_logprobs import PromptLogprobs
 from services.common.request import FinishReason
 from services.router import events as told
 from services.router.router import Outlets, Router
-from services.router.work import QueuedWork, RouterConfig, WorkKind
+from services.router.work import QueuedWork, RouterConfig
 from services.worker.engine_client import EngineClient
 from services.worker.stages import JobTracer, Stages
 
@@ -265,10 +265,3 @@ class Jobs:
 def _job_id(work: QueuedWork) -> int:
     assert isinstance(work.key, int)
     return work.key
-
-
-def prompt_kind(*, hand_over: bool, resumed: bool) -> WorkKind:
-    """What a prompt to be computed here is to the Router."""
-    if hand_over:
-        return WorkKind.PREFILL
-    return WorkKind.RESUMED if resumed else WorkKind.LOCAL

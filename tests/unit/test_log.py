@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from services.common.log import configure_logging, request_logger
+from services.common.log import configure_logging
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def stderr(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
 
 def test_text_line_names_request_and_module(stderr: Callable[[], str]) -> None:
     configure_logging("decode-0", level="info", format="text")
-    request_logger(logging.getLogger("services.decode.service"), "ab12").info("joined after %s ms", 3)
+    logging.getLogger("services.decode.service").info("joined after %s ms", 3, extra={"request_id": "ab12"})
     assert stderr().rstrip().endswith("INFO    decode.service [ab12] joined after 3 ms")
 
 

@@ -12,7 +12,7 @@ from services.pd_master.api.choices import gather
 from services.pd_master.api.events import stream_events
 from services.pd_master.api.http import HttpCall, UntilDisconnect
 from services.pd_master.api.openai.answer_plan import ChoiceReader
-from services.pd_master.api.openai.chat_request import chat_prompt, chat_request, check_chat
+from services.pd_master.api.openai.chat_request import chat_request, check_chat, prompt_length
 from services.pd_master.api.parse import BodyParser
 from services.pd_master.api.translated import FieldNames
 from services.pd_master.gateway import Gateway, now
@@ -73,14 +73,9 @@ class MessagesEndpoint:
         """Tokens of the prompt that these messages make."""
         body = _parse_count(await call.body(self._gateway.config.max_body_bytes))
         with _NAMES.translating():
-            await self._count(call, body)
-
-    async def _count(self, call: HttpCall, body: CountBody) -> None:
-        async with UntilDisconnect(call):
-            target = await self._gateway.target(body.model)
-            prompt_ids, _ = await self._gateway.tokenizers.run_for(call.size, chat_prompt, chat_body(body), target)
-            counted: TokenCount = {"input_tokens": len(prompt_ids)}
-            await call.reply(200, msgspec.json.encode(counted))
+            num_tokens = await prompt_length(self._gateway, chat_body(body), call)
+        counted: TokenCount = {"input_tokens": num_tokens}
+        await call.reply(200, msgspec.json.encode(counted))
 
 
 def _limited(request: Request, max_tokens: int) -> tuple[Request, bool]:

@@ -6,7 +6,7 @@ import msgspec
 from services.common.errors import InvalidRequestError
 from services.common.request import Request
 from services.pd_master import checks
-from services.pd_master.api.http import HttpCall
+from services.pd_master.api.http import HttpCall, UntilDisconnect
 from services.pd_master.api.openai import sampling
 from services.pd_master.api.openai.answer_plan import AnswerPlan, plan_answer
 from services.pd_master.api.openai.chat_schema import ChatBody
@@ -60,6 +60,14 @@ async def chat_request(gateway: Gateway, body: ChatBody, target: Target, call: H
         deadline_s=config.deadline_s,
     )
     return request, plan
+
+
+async def prompt_length(gateway: Gateway, body: ChatBody, call: HttpCall) -> int:
+    """Tokens of the prompt that a conversation makes. Raises as `chat_request`."""
+    async with UntilDisconnect(call):
+        target = await gateway.target(body.model)
+        prompt_ids, _ = await gateway.tokenizers.run_for(call.size, chat_prompt, body, target)
+        return len(prompt_ids)
 
 
 def chat_prompt(body: ChatBody, target: Target) -> tuple[list[int], AnswerPlan]:

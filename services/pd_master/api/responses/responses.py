@@ -10,7 +10,7 @@ from services.pd_master.api.choices import gather, parts_of
 from services.pd_master.api.events import stream_events
 from services.pd_master.api.http import HttpCall, UntilDisconnect
 from services.pd_master.api.openai.answer_plan import ChoiceReader, num_reasoning_tokens
-from services.pd_master.api.openai.chat_request import chat_prompt, chat_request, check_chat
+from services.pd_master.api.openai.chat_request import chat_request, check_chat, prompt_length
 from services.pd_master.api.parse import BodyParser
 from services.pd_master.api.responses.answers import InputTokens, Response, ResponseUsage, Status
 from services.pd_master.api.responses.convert import chat_body, known_namespaces
@@ -71,14 +71,9 @@ class ResponsesEndpoint:
         """Tokens of the prompt that this input makes."""
         body = _parse_count(await call.body(self._gateway.config.max_body_bytes))
         with _NAMES.translating():
-            await self._count(call, body)
-
-    async def _count(self, call: HttpCall, body: ContextFields) -> None:
-        async with UntilDisconnect(call):
-            target = await self._gateway.target(body.model)
-            prompt_ids, _ = await self._gateway.tokenizers.run_for(call.size, chat_prompt, chat_body(body), target)
-            counted: InputTokens = {"object": "response.input_tokens", "input_tokens": len(prompt_ids)}
-            await call.reply(200, encode(counted))
+            num_tokens = await prompt_length(self._gateway, chat_body(body), call)
+        counted: InputTokens = {"object": "response.input_tokens", "input_tokens": num_tokens}
+        await call.reply(200, encode(counted))
 
 
 class NotKeptError(SluiceError):

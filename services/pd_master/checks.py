@@ -28,7 +28,7 @@ def choice_count(wanted: int | None, config: GatewayConfig, *, param: str) -> in
     """How many sequences to generate. Raises InvalidRequestError beyond the gateway's limit."""
     count = wanted or 1
     if count > config.max_choices:
-        raise InvalidRequestError(f"{param}: {count} is more than the limit of {config.max_choices}", param=param)
+        raise InvalidRequestError(f"{param}: {count} is more than the {config.max_choices} of --max-choices", param=param)
     return count
 
 

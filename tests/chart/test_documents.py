@@ -12,7 +12,8 @@ from tests.chart.test_expressions import declared
 from tools.chart_schema import values_schema
 from tools.check_chart import ROOT, preset_names
 
-TEXT = "".join((ROOT / "docs" / page).read_text() for page in ("operations.md", "runbooks.md"))
+PAGES = ("docs/operations.md", "docs/runbooks.md", "helm/sluice/README.md")
+TEXT = "".join((ROOT / page).read_text() for page in PAGES)
 KEYS = sorted(set(re.findall(r"`((?:worker|decode|prefill|mixed|pdMaster|networkPolicy|model|image)(?:\.\w+)+)", TEXT)))
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 SERIES = sorted(set(re.findall(r"`(sluice_\w+)[`{]", TEXT)))

@@ -279,4 +279,4 @@ class UntilDisconnect:
 
 
 def _too_large(max_bytes: int) -> RequestTooLargeError:
-    return RequestTooLargeError(f"the request body is larger than {max_bytes} bytes")
+    return RequestTooLargeError(f"the request body is larger than the {max_bytes} bytes of --max-body-bytes")

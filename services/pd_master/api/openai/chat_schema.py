@@ -123,4 +123,3 @@ class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     # Without effect on text models here.
     modalities: list[Literal["text"]] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    return_tokens_as_token_ids: bool | None = None

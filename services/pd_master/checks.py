@@ -28,7 +28,8 @@ def choice_count(wanted: int | None, config: GatewayConfig, *, param: str) -> in
     """How many sequences to generate. Raises InvalidRequestError beyond the gateway's limit."""
     count = wanted or 1
     if count > config.max_choices:
-        raise InvalidRequestError(f"{param}: {count} is more than the {config.max_choices} of --max-choices", param=param)
+        problem = f"{count} is more than the {config.max_choices} of --max-choices"
+        raise InvalidRequestError(f"{param}: {problem}", param=param)
     return count
 
 

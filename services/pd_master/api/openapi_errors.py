@@ -23,7 +23,10 @@ _EXAMPLES = {
     ),
     "401": ("The API key is missing or not known", UnauthenticatedError("this API key is not known")),
     "404": ("No such model", ModelNotFoundError("no model 'gpt' is served here; there are: 'demo'", param="model")),
-    "413": ("The body is too large", RequestTooLargeError("the request body is larger than 33554432 bytes")),
+    "413": (
+        "The body is too large",
+        RequestTooLargeError("the request body is larger than the 33554432 bytes of --max-body-bytes"),
+    ),
     "429": (
         "Overload, or a limit of the key; Retry-After says when to come back",
         OverloadedError("the request waited 60 s without being started", retry_after_s=2),

@@ -15,7 +15,7 @@ BAD_CHAT = [
     ({"temperatur": 1}, "temperatur"),
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": -0.1}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_p": 1.5}, "top_p"),
     ({"top_k": -2}, "top_k"),
     ({"n": 0}, "n"),

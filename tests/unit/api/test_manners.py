@@ -169,6 +169,13 @@ async def test_a_model_is_found_by_its_name(api: Api) -> None:
     assert [found.id async for found in api.openai.models.list()] == ["tiny"]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+async def test_a_nucleus_of_nothing_is_the_most_likely_token(api: Api, path: str) -> None:
+    response = await api.http.post(path, json={**POSTS[path], "top_p": 0})
+    assert response.status_code == 200, response.text
+    assert 0 < api.dispatcher.requests[-1].sampling.top_p < 1e-3
+
+
 async def test_a_refused_call_is_told_in_the_log_without_what_it_said(
     api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:

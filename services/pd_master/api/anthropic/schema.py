@@ -151,7 +151,7 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     stop_sequences: Annotated[list[StopString], Meta(max_length=16)] | None = None
     temperature: Fraction | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Fraction | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
 
     # Without effect on the output here.

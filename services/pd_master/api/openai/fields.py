@@ -59,7 +59,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     max_tokens: Count | None = None
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Fraction | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Fraction | None = None
     presence_penalty: Penalty | None = None

@@ -7,6 +7,9 @@ from services.pd_master.api.openai.fields import GenerationFields
 from services.pd_master.backend import ServedModel
 from services.pd_master.gateway import Gateway, Target
 
+_LEAST_TOP_P = 1e-6
+"""OpenAI's range begins at 0, which leaves the most likely token alone; a nucleus holds something."""
+
 
 def check_fields(fields: GenerationFields) -> None:
     """What types alone do not say. Raises InvalidRequestError naming the field."""
@@ -30,7 +33,7 @@ def sampling_params(fields: GenerationFields, target: Target, num_logprobs: int 
     return SamplingParams(
         temperature=checks.temperature_of(defaults.temperature if fields.temperature is None else fields.temperature),
         top_k=max(defaults.top_k if fields.top_k is None else fields.top_k, 0),
-        top_p=defaults.top_p if fields.top_p is None else fields.top_p,
+        top_p=defaults.top_p if fields.top_p is None else max(fields.top_p, _LEAST_TOP_P),
         min_p=defaults.min_p if fields.min_p is None else fields.min_p,
         repetition_penalty=defaults.repetition_penalty if penalty is None else penalty,
         presence_penalty=fields.presence_penalty or 0.0,

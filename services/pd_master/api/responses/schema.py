@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from services.pd_master.api.openai.chat_schema import FunctionName
-from services.pd_master.api.openai.fields import Count, StreamOptions, TopLogprobs
+from services.pd_master.api.openai.fields import Count, Fraction, StreamOptions, TopLogprobs
 
 
 class ItemPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,7 +145,7 @@ class ResponsesBody(ContextFields, kw_only=True, forbid_unknown_fields=True):
 
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Fraction | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -6,11 +6,14 @@ drain time gets an error as its last event.
 """
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from services.common.config import GatewayConfig
 from services.common.errors import ShuttingDownError
+from services.common.options import ConfigError, reason_of
 from services.pd_master.api.health import HealthEndpoint
 from services.pd_master.api.routes import build_app
 from services.pd_master.backend import Dispatcher, Models, ServedModel, StageListener
@@ -29,6 +32,15 @@ _LAST_WRITES_S = 2.0
 """For the error events of what was ended at the drain's deadline."""
 
 
+@contextlib.contextmanager
+def _port_of(flag: str) -> Iterator[None]:
+    """A port that was taken between the look at it and now."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{flag}: {reason_of(error)}") from error
+
+
 class Front:
     """Made once by `main` on the event loop."""
 
@@ -40,8 +52,8 @@ class Front:
         metrics: GatewayMetrics,
         exposition: Exposition | None = None,
     ) -> None:
-        """Takes both ports. `exposition`: what /metrics shows; without, the metrics alone. Raises OSError when a port
-        is in use, ConfigError when keys or certificates cannot be read."""
+        """Takes both ports. `exposition`: what /metrics shows; without, the metrics alone. Raises ConfigError when a
+        port is in use, and when keys or certificates cannot be read."""
         self._config = config
         self._tokenizers = TokenizerService()
         keys = ApiKeys.load(Path(config.api_keys_file)) if config.api_keys_file else None
@@ -50,14 +62,17 @@ class Front:
         )
         self._health = HealthEndpoint(metrics, exposition)
         tls = read_tls(config)
-        self._http = HttpServer(
-            build_app(self._gateway, self._health, keys),
-            Address(config.host, config.http_port, config.processes > 1),
-            drain_s=config.drain_s + _LAST_WRITES_S,
-            stall_s=config.client_stall_s,
-            tls=tls,
-        )
-        self._grpc = GrpcServer(self._gateway, config.host, config.grpc_port, keys, tls, is_shared=config.processes > 1)
+        is_shared = config.processes > 1
+        with _port_of("--http-port"):
+            self._http = HttpServer(
+                build_app(self._gateway, self._health, keys),
+                Address(config.host, config.http_port, is_shared),
+                drain_s=config.drain_s + _LAST_WRITES_S,
+                stall_s=config.client_stall_s,
+                tls=tls,
+            )
+        with _port_of("--grpc-port"):
+            self._grpc = GrpcServer(self._gateway, config.host, config.grpc_port, keys, tls, is_shared=is_shared)
 
     @property
     def stages(self) -> StageListener:

@@ -70,6 +70,8 @@ class LiveRequest:
         self._tracer = tracer
         self._joined = 0.0
         self._outcome = "aborted"
+        self._reason = ""
+        """What went wrong, where that is not the client's own doing."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -102,7 +104,8 @@ class LiveRequest:
         try:
             self._generation = await dispatcher.submit(self.request if self._has_output else of_one_token(self.request))
         except SluiceError as error:
-            self._end(error.code)
+            self._note(error)
+            self._end(self._outcome)
             raise
         except BaseException:
             self._end("aborted")
@@ -120,9 +123,13 @@ class LiveRequest:
             if self._interrupted is not None:
                 raise self._interrupted
         except SluiceError as error:
-            self._outcome = error.code
+            self._note(error)
             raise
         self._outcome = "completed"
+
+    def _note(self, error: SluiceError) -> None:
+        self._outcome = error.code
+        self._reason = error.message if error.http_status >= 500 else ""
 
     def listen(self, listener: Listener) -> None:
         """As `Generation.listen`. Nothing is heard of several choices, which gain from one write for all, and of output
@@ -231,7 +238,7 @@ class LiveRequest:
         request = self.request
         log.info(
             "%s %s model=%s key=%s prompt_tokens=%d output_tokens=%d cached_tokens=%d first_token_ms=%.0f "
-            "total_ms=%.0f finish=%s client_id=%s",
+            "total_ms=%.0f finish=%s client_id=%s%s",
             self._api,
             outcome,
             request.model,
@@ -243,6 +250,7 @@ class LiveRequest:
             seconds * 1e3,
             ",".join(self._finishes) or "-",
             request.client_request_id or "-",
+            f" reason={self._reason!r}" if self._reason else "",
             extra={"request_id": request.request_id},
         )
 

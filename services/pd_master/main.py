@@ -49,8 +49,6 @@ def run(config: GatewayConfig, share: Share | None = None) -> int:
         uvloop.run(_run(config, share))
     except ConfigError:
         raise
-    except OSError as error:
-        raise ConfigError(str(error)) from error
     except Exception:
         log.exception("the gateway ends: something in it broke")
         return 1

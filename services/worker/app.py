@@ -18,7 +18,7 @@ from services.common.identity import group_name
 from services.common.ipc import EngineReady
 from services.common.messages import Role
 from services.common.metrics import WorkerMetrics
-from services.common.options import ConfigError
+from services.common.options import ConfigError, reason_of
 from services.common.pod_tls import dial_of, read_pod_tls
 from services.common.request import Request
 from services.worker.engine_client import ENGINE_COMMAND, EngineClient
@@ -83,7 +83,7 @@ class Worker:
             credentials = self._tls.server_credentials() if self._tls else None
             return rpc.bind(self._server, f"{self._config.host}:{self._config.grpc_port}", credentials)
         except OSError as error:
-            raise ConfigError(f"--grpc-port: {error}") from error
+            raise ConfigError(f"--grpc-port: {reason_of(error)}") from error
 
     def stop(self) -> None:
         """SIGTERM: drain, then end."""
@@ -113,7 +113,7 @@ class Worker:
         try:
             return await pages.start(self._config.host, self._config.http_port)
         except OSError as error:
-            raise ConfigError(f"--http-port: {error}") from error
+            raise ConfigError(f"--http-port: {reason_of(error)}") from error
 
     async def _run_engine(self, model: Model) -> None:
         ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()

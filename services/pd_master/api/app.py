@@ -1,6 +1,7 @@
 """The application behind the HTTP server: finds the handler of a request, turns its errors into answers and counts what
 happened."""
 
+import difflib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple, TypeAlias
@@ -16,7 +17,7 @@ from services.pd_master.tracing import note_parent
 log = logging.getLogger(__name__)
 
 _MAX_SHOWN = 100
-"""Characters of a client's own words in a line of the log."""
+"""Characters of a client's own words in an answer or a line of the log."""
 
 Handler: TypeAlias = Callable[[HttpCall], Awaitable[None]]
 
@@ -62,7 +63,7 @@ class App:
         self._prefixes = prefixes or {}
         self._metrics = metrics
         self._keys = keys
-        self._not_found = Route(_no_such_path)
+        self._not_found = Route(self._no_such_path)
 
     async def __call__(self, call: HttpCall) -> None:
         """One HTTP request."""
@@ -99,6 +100,11 @@ class App:
             return Route(_other_method(methods), next(iter(methods.values())).errors, is_open)
         return route
 
+    async def _no_such_path(self, call: HttpCall) -> None:
+        path = call.path[:_MAX_SHOWN]
+        near = difflib.get_close_matches(path, self._routes, n=1, cutoff=0.8)
+        raise NotFoundError(f"no such path: {path}" + (f"; did you mean {near[0]}?" if near else ""))
+
     def _by_prefix(self, path: str) -> dict[str, Route] | None:
         for prefix, methods in self._prefixes.items():
             if path.startswith(prefix) and len(path) > len(prefix):
@@ -124,10 +130,6 @@ async def _reply_error(call: HttpCall, route: Route, error: SluiceError) -> None
     call.headers_out += retry_after(error)
     shape = anthropic_error if is_anthropic(call) else route.errors
     await call.reply(error.http_status, shape(error))
-
-
-async def _no_such_path(call: HttpCall) -> None:
-    raise NotFoundError(f"no such path: {call.path}")
 
 
 def _other_method(methods: Iterable[str]) -> Handler:

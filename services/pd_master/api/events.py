@@ -4,7 +4,6 @@ The status line waits for the first batch, so that an overload or a lost worker 
 One batch becomes one write, however many choices and tokens it holds.
 """
 
-import logging
 from collections.abc import AsyncIterable, Callable
 from typing import Protocol
 
@@ -12,8 +11,6 @@ from services.common.errors import SluiceError
 from services.common.request import Delta
 from services.pd_master.api.http import HttpCall
 from services.pd_master.backend import Listener
-
-log = logging.getLogger(__name__)
 
 
 class EventEncoder(Protocol):
@@ -86,7 +83,6 @@ async def stream_events(
     except SluiceError as error:
         if not call.started:
             raise
-        log.warning("stream failed after its start: %s", error.message)
         await call.end(encoder.error(error))
         return
     if not call.started:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from services.common.errors import InvalidRequestError, SluiceError, WorkerFailedError
 from tests.unit.api.conftest import Api
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
@@ -169,6 +170,15 @@ async def test_a_model_is_found_by_its_name(api: Api) -> None:
     assert [found.id async for found in api.openai.models.list()] == ["tiny"]
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [("/chat/completions", "/v1/chat/completions"), ("/v1/v1/messages", "/v1/messages"), ("/v1/embeddings", "")],
+)
+async def test_a_base_url_with_a_part_too_many_or_too_few_is_told(api: Api, path: str, meant: str) -> None:
+    error = (await api.http.post(path, json=CHAT)).json()["error"]
+    assert error["message"] == f"no such path: {path}" + (f"; did you mean {meant}?" if meant else "")
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 async def test_a_nucleus_of_nothing_is_the_most_likely_token(api: Api, path: str) -> None:
     response = await api.http.post(path, json={**POSTS[path], "top_p": 0})
@@ -187,3 +197,24 @@ async def test_a_refused_call_is_told_in_the_log_without_what_it_said(
         "POST '/v1/chat/completions' refused: 400 invalid_request param='messages[0].role' key=- client_id='mine'",
         "GET '/v1/nothing' refused: 404 not_found param='' key=- client_id='-'",
     ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (WorkerFailedError("two engines crashed"), " reason='two engines crashed'"),
+        (InvalidRequestError("my secret"), ""),
+    ],
+)
+async def test_the_line_of_a_failed_request_says_why_where_it_is_our_doing(
+    api: Api, caplog: pytest.LogCaptureFixture, stream: bool, failure: SluiceError, told: str
+) -> None:
+    caplog.set_level(logging.INFO, logger="services.pd_master.live_request")
+    api.dispatcher.script.output = [api.text.encode("Hello world")]
+    api.dispatcher.script.fail_after, api.dispatcher.script.failure = 1, failure
+    await api.http.post("/v1/chat/completions", json={**CHAT, "stream": stream})
+    (line,) = [record for record in caplog.records if "prompt_tokens=" in record.getMessage()]
+    assert line.getMessage().startswith(f"chat {failure.code} ")
+    assert line.getMessage().endswith(f"client_id=-{told}")
+    assert line.request_id == api.dispatcher.requests[-1].request_id  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from typing import TextIO
 
 from services.cli.crew import Crew
 from services.cli.demo_model import demo_model_folder, demo_model_is_there
-from services.cli.plan import Plan, make_plan
+from services.cli.plan import Plan, Process, make_plan
 from services.cli.readiness import until_model_is_served, until_ready
 from services.common.config import UpConfig
 from services.common.model_source import model_name, resolve_model
@@ -88,20 +88,23 @@ def _outcome(
 
 async def _announce(plan: Plan, config: UpConfig, out: TextIO) -> None:
     start, timeout_s = time.monotonic(), config.start_timeout_s
+    awaited = {process.name for process in plan.processes}
     api_key = first_key(Path(config.api_keys_file)) if config.api_keys_file else None
     try:
         async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
             for process in plan.processes:
-                group.create_task(_tell_when_ready(process.name, process.ready_url))
+                group.create_task(_tell_when_ready(process, awaited))
         async with asyncio.timeout(timeout_s - (time.monotonic() - start)):
             model = await until_model_is_served(plan.url, plan.num_pairs, api_key)
     except TimeoutError:
-        raise TimeoutError(f"not everything answered within {timeout_s:g} s (--start-timeout-s)") from None
+        missing = f"no answer of {', '.join(sorted(awaited))}" if awaited else "not every pair of workers is proven"
+        raise TimeoutError(f"{missing} after {timeout_s:g} s (--start-timeout-s)") from None
     print(_banner(plan, config, model, time.monotonic() - start), file=out, flush=True)
 
 
-async def _tell_when_ready(name: str, url: str) -> None:
-    _say(f"{name} is up after {await until_ready(url):.1f} s")
+async def _tell_when_ready(process: Process, awaited: set[str]) -> None:
+    _say(f"{process.name} is up after {await until_ready(process.ready_url):.1f} s")
+    awaited.remove(process.name)
 
 
 def _banner(plan: Plan, config: UpConfig, model: str, seconds: float) -> str:

@@ -111,7 +111,7 @@ class Vocabulary:
         """Read `tokenizer.json` of a model folder."""
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise ValueError(f"{path} does not exist: the model folder needs a tokenizer.json")
+            raise ValueError(f"{path} does not exist; transformers' AutoTokenizer saves one (save_pretrained)")
         return cls(Tokenizer.from_file(str(path)))
 
     def piece(self, token_id: int) -> bytes:

@@ -25,7 +25,7 @@ class ModelText:
         """Reads tokenizer, its config, templates, generation config. Raises ValueError when one is unusable."""
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise ValueError(f"{path} does not exist: the model folder needs a tokenizer.json")
+            raise ValueError(f"{path} does not exist; transformers' AutoTokenizer saves one (save_pretrained)")
         self._tokenizer = Tokenizer.from_file(str(path))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -98,3 +98,12 @@ def test_lost_process_stops_the_others_and_is_named(up: Up) -> None:
     assert "decode-0 ended with status 137; stopping the others" in up.log.read_text()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
+
+
+def test_who_did_not_answer_in_time_is_named(model_dir: Path, tmp_path: Path) -> None:
+    late = Up(tmp_path, f"--model={model_dir}", "--start-timeout-s=1")
+    try:
+        assert late.process.wait(STOP_WITHIN_S) == 1
+        assert "prefill-0 after 1 s (--start-timeout-s); stopping" in late.log.read_text()
+    finally:
+        late.close()

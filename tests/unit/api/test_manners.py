@@ -101,7 +101,12 @@ async def test_errors_carry_the_clients_request_id(api: Api) -> None:
         {"store": True, "metadata": {"team": "a"}},
         {"service_tier": "auto"},
         {"service_tier": "flex"},
-        {"safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
+        {
+            "safety_identifier": "s",
+            "prompt_cache_key": "k",
+            "prompt_cache_retention": "24h",
+            "prompt_cache_options": {},
+        },
         {"parallel_tool_calls": False},
         {"modalities": ["text"], "verbosity": "low"},
         {"response_format": {"type": "text"}},

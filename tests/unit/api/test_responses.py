@@ -129,6 +129,8 @@ async def test_input_tokens_are_those_of_the_prompt(api: Api) -> None:
         ({"temperature": 3}, "temperature"),
         ({"tools": TOOLS}, "tools"),
         ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
+        ({"tools": [{"name": "x"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [{"name": "y"}]}]}, "tools[0].tools[0].type"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
         ({"max_output_tokens": 100_000}, "max_output_tokens"),
         ({"input": "word " * 2000}, "input"),

@@ -126,6 +126,8 @@ class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     effort: str | None = None
     format: OutputFormat | None = None
+    task_budget: Any = None
+    """Accepted: how many tokens a task may take over its requests is the agent's to keep."""
 
 
 class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -18,6 +18,7 @@ from services.pd_master.api.openai.chat_schema import ToolChoice as ChatToolChoi
 from services.pd_master.api.responses.schema import (
     AnyTool,
     ContextFields,
+    FunctionFields,
     FunctionTool,
     Item,
     ItemPart,
@@ -131,15 +132,19 @@ def _full_name(namespace: str | None, name: str) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def _tools(tools: Iterable[AnyTool], namespace: str | None = None) -> list[Tool]:
+def _tools(tools: Iterable[AnyTool]) -> list[Tool]:
     found = []
     for tool in tools:
         if isinstance(tool, NamespaceTool):
-            found += _tools(tool.tools, tool.name)
+            found += [_tool(one, tool.name) for one in tool.tools]
         elif isinstance(tool, FunctionTool):
-            name = _full_name(namespace, tool.name)
-            found.append(Tool(Function(name, tool.description, tool.parameters, tool.strict)))
+            found.append(_tool(tool, None))
     return found
+
+
+def _tool(tool: FunctionFields, namespace: str | None) -> Tool:
+    name = _full_name(namespace, tool.name)
+    return Tool(Function(name, tool.description, tool.parameters, tool.strict))
 
 
 def _tool_choice(body: ContextFields) -> ChatToolChoice | None:

@@ -37,10 +37,11 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str | None = None
     status: str | None = None
     encrypted_content: str | None = None
+    caller: Any = None
     phase: str | None = None
 
 
-class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+class FunctionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A function the model may call."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:\-]{1,128}$")]
@@ -50,13 +51,25 @@ class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
     output_schema: Any = None
     defer_loading: bool | None = None
     """Accepted: every function is shown at once."""
+    allowed_callers: list[str] | None = None
+
+
+class FunctionTool(FunctionFields, frozen=True, tag_field="type", tag="function"):
+    """A function by itself."""
+
+
+class MemberFunction(FunctionFields, frozen=True, kw_only=True):
+    """A function of a namespace, which has no other kinds of tools: its type is a field, since a tag that nothing is told
+    apart by could be left out."""
+
+    type: Literal["function"]
 
 
 class NamespaceTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="namespace"):
     """Functions that belong together, such as those of one MCP server. Calls of them name it."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:\-]{1,64}$")]
-    tools: Annotated[list[FunctionTool], Meta(min_length=1)]
+    tools: Annotated[list[MemberFunction], Meta(min_length=1)]
     description: str | None = None
 
 
@@ -165,3 +178,4 @@ class ResponsesBody(ContextFields, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None

@@ -59,8 +59,8 @@ class FunctionTool(FunctionFields, frozen=True, tag_field="type", tag="function"
 
 
 class MemberFunction(FunctionFields, frozen=True, kw_only=True):
-    """A function of a namespace, which has no other kinds of tools: its type is a field, since a tag that nothing is told
-    apart by could be left out."""
+    """A function of a namespace, which has no other kinds of tools: its type is a field, since a tag with nothing to
+    tell apart could be left out."""
 
     type: Literal["function"]
 

@@ -41,6 +41,7 @@ from services.pd_master.delivery import Choice, Fault
 from services.pd_master.effects import Cached, Deliver, Effect, End, Scored, Send
 from services.pd_master.inflight import Branch, Chooser, Inflight, MasterAttempt, Stage
 from services.pd_master.moves import Moves
+from services.pd_master.pair_faults import PairFaults
 from services.pd_master.pending_load import PendingLoad
 from services.pd_master.recovery import (
     MAX_ATTEMPTS,
@@ -68,8 +69,15 @@ HANDOVER_LEAD_S = 10.0
 class Attempts:
     """All requests of one master, and where they are."""
 
-    def __init__(self, chooser: Chooser, pending: PendingLoad, max_attempts: int = MAX_ATTEMPTS) -> None:
+    def __init__(
+        self,
+        chooser: Chooser,
+        pending: PendingLoad,
+        max_attempts: int = MAX_ATTEMPTS,
+        faults: PairFaults | None = None,
+    ) -> None:
         self._pending = pending
+        self._faults = PairFaults() if faults is None else faults
         self._effects: list[Effect] = []
         self._timers: Timers[Due] = Timers()
         self._index = AttemptIndex(pending)
@@ -226,6 +234,7 @@ class Attempts:
             case Joined(choices=choices, cached_tokens=cached):
                 self._index.reached(attempt, Stage.JOINED)
                 attempt.joined_choices = frozenset(choices)
+                self._faults.joined(attempt.pair.prefill, worker)
                 self._cached(attempt, cached)
                 self._release_prefill(attempt)
             case PlacementRefused(reason=RefusalReason.INVALID) | Refused(reason=RefusalReason.INVALID):
@@ -246,6 +255,8 @@ class Attempts:
     def _placement_refused(self, attempt: MasterAttempt, event: PlacementRefused, now: float) -> None:
         if attempt.stage is Stage.JOINED:  # it did join: the decode worker's word is the newer one
             return
+        if attempt.decode is not None:
+            self._faults.refused(attempt.pair.prefill, attempt.decode, event.reason, now)
         error = self._shed(attempt, event)
         if attempt is attempt.branch.current and attempt.branch.previous is None:
             self._recovery.redirect(attempt, now, attempt.decode, error)

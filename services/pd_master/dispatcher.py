@@ -16,6 +16,7 @@ from services.pd_master.attempts import Attempts
 from services.pd_master.effects import Cached, Deliver, Effect, End, Scored, Send
 from services.pd_master.generation import ClientGeneration
 from services.pd_master.inflight import Pair
+from services.pd_master.pair_faults import PairFaults
 from services.pd_master.pending_load import PendingLoad
 from services.pd_master.prefix_index import PrefixIndex
 from services.pd_master.recovery import MAX_ATTEMPTS
@@ -86,13 +87,17 @@ class PdDispatcher:
         policy: Policy = USUAL,
     ) -> None:
         self._registry = registry
-        chooser = SnapshotChooser(registry.snapshot, registry.prefixes, policy)
-        self._attempts = Attempts(chooser, pending, max_attempts)
+        self._faults = PairFaults()
+        chooser = SnapshotChooser(self._snapshot, registry.prefixes, policy)
+        self._attempts = Attempts(chooser, pending, max_attempts, self._faults)
         self._client_buffer_bytes = client_buffer_bytes
         self._client_stall_s = client_stall_s
         self._generations: dict[str, ClientGeneration] = {}
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._on_alarm)
+
+    def _snapshot(self) -> Snapshot:
+        return self._faults.without(self._registry.snapshot(), self._loop.time())
 
     @property
     def num_running(self) -> int:

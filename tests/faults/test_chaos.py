@@ -16,6 +16,7 @@ from tests.faults.chaos.clients import Clients
 from tests.faults.chaos.size import REAL, TINY
 from tests.faults.chaos.storm import Storm
 from tests.faults.chaos.town import Town, random_plan
+from tests.integration.tools_template import with_tools
 
 CHAOS_S = float(os.environ.get("CHAOS_S", "0"))
 SEED = int(os.environ.get("SEED", "1"))
@@ -36,13 +37,17 @@ async def test_answers_under_chaos_are_those_of_a_quiet_cluster(tmp_path: Path) 
     model = Path(MODEL) if MODEL else tiny_model(tmp_path)
     chance = random.Random(SEED)
     plan = random_plan(chance, SIZE)
+    if plan.has_tools:
+        model = with_tools(model, tmp_path / "with-tools" / model.name)
     sys.stderr.write(f"SEED={SEED}: {plan}, logs in {tmp_path}\n")
     async with Town(model, tmp_path, plan) as town:
         clients = {one.name: Clients(one.http_port, town.grpc_ports[one.name]) for one in town.masters}
         storm = Storm(town, SEED, clients, SIZE)
         left_s = CHAOS_S
         while left_s > 0 and not storm.failures:
-            cases = random_cases(chance.randrange(2**32), SIZE.num_cases, SIZE.longest, model.name)
+            cases = random_cases(
+                chance.randrange(2**32), SIZE.num_cases, SIZE.longest, model.name, has_tools=plan.has_tools
+            )
             await storm.round(cases, min(SIZE.round_s, left_s))
             left_s -= SIZE.round_s
             sys.stderr.write(f"{dict(sorted(storm.counts.items()))}\n")

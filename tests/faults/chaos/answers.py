@@ -1,10 +1,19 @@
 """What a client got, whatever the API: comparable between a quiet and a troubled cluster."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+Json: TypeAlias = dict[str, Any]
 TRANSPORT = 0
 """Status of an answer that the connection broke off."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One tool call; `arguments` is JSON text."""
+
+    name: str
+    arguments: str = ""
 
 
 @dataclass(slots=True)
@@ -15,6 +24,8 @@ class Choice:
     ids: list[int] = field(default_factory=list)
     """Where the API shows token ids."""
     logprobs: list[float] = field(default_factory=list)
+    thoughts: str = ""
+    calls: list[Call] = field(default_factory=list)
     finish: str | None = None
     stop_reason: str | int | None = None
 
@@ -42,6 +53,8 @@ class Answer:
     prompt_logprobs: list[float] = field(default_factory=list)
     num_events: int = 0
     """Of a stream whose events are numbered."""
+    num_blocks: int = 0
+    """Of a stream of content blocks, those begun."""
     is_whole: bool = False
     """The end mark came."""
 

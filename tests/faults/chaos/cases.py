@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.engine.schemas import random_schema
+from tests.faults.chaos.tool_cases import LONGEST, chat_tools, messages_tools, responses_tools
 from tests.integration.prompts import CHAT, LONG, PLAIN
 
 MAX_TOKENS = (1, 1, 2, 3, 8, 24, 60, 120, 200, 300, 300, 300)
@@ -14,7 +15,7 @@ SHARED = (0, 0, 40, 129, 300, 420)
 REGEXES = (r"[a-f]{8}(,[a-f]{8}){0,9}", r"\d{3}-\d{4}", r"(yes|no|maybe){1,20}", r"[^z]{0,60}z")
 CHOICES = (["red", "green", "blue"], ["one two three", "one two four"], ["x"])
 STOPS = ("e", "qu", "th", "\n", "é", "ab", "<", "0", "xyz")
-BAD_WORDS = ("a", "the", "qu", "1", "\n")
+BAD_WORDS = ("a", "the", "qu", "1", "<")
 GRAMMAR_SHARE, HANG_UP_SHARE = 0.2, 0.12
 
 
@@ -42,16 +43,19 @@ class Chance(random.Random):
     longest = max(MAX_TOKENS)
     """The most output tokens a case asks for."""
 
+    has_tools = False
+    """Whether the model's template knows tools and thoughts."""
+
     def length(self) -> int:
         """How many a case asks for at most."""
         return min(self.choice(MAX_TOKENS), self.longest)
 
 
-def random_cases(seed: int, count: int, longest: int, model: str) -> list[Case]:
+def random_cases(seed: int, count: int, longest: int, model: str, *, has_tools: bool) -> list[Case]:
     """Equal seeds give equal cases, but that none asks for more than `longest` tokens. Hanging up is part of the
     sending, not of the case."""
     chance = Chance(seed)
-    chance.longest = longest
+    chance.longest, chance.has_tools = longest, has_tools
     return [_case(chance, number, model) for number in range(count)]
 
 
@@ -134,6 +138,9 @@ def _chat(chance: Chance, number: int) -> Case:
     body = _openai(chance, stream=stream)
     shared, own = _texts(chance)
     body["messages"] = [{"role": "system", "content": shared}, {"role": "user", "content": own}]
+    if chance.has_tools and not any(name.startswith("guided_") for name in body):
+        body |= chat_tools(chance) | {"max_tokens": min(body["max_tokens"], LONGEST)}
+        del body["messages"][0]
     if chance.random() < 0.3:
         body |= {"logprobs": True, "top_logprobs": chance.choice((0, 3))}
     return Case(number, "/v1/chat/completions", body, stream, body["n"])
@@ -180,6 +187,9 @@ def _responses(chance: Chance, number: int) -> Case:
     if chance.random() < GRAMMAR_SHARE:
         schema = random_schema(chance.randrange(200))
         body["text"] = {"format": {"type": "json_schema", "name": "s", "schema": schema}}
+    elif chance.has_tools:
+        body |= responses_tools(chance)
+        body |= {"instructions": None, "max_output_tokens": min(body["max_output_tokens"], LONGEST)}
     return Case(number, "/v1/responses", body, stream)
 
 
@@ -189,6 +199,9 @@ def _messages(chance: Chance, number: int) -> Case:
     body: dict[str, Any] = {"max_tokens": chance.length(), "temperature": 0, "stream": stream}
     body["messages"] = [{"role": "user", "content": shared + own}]
     body |= _some(chance, 0.3, stop_sequences=chance.sample(STOPS, 2), system=shared or "Be brief.")
+    if chance.has_tools:
+        body |= messages_tools(chance)
+        body |= {"messages": [{"role": "user", "content": own}], "max_tokens": min(body["max_tokens"], LONGEST)}
     return Case(number, "/v1/messages", body, stream)
 
 

@@ -2,11 +2,9 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
 
-from tests.faults.chaos.answers import Answer, Usage
-
-Json = dict[str, Any]
+from tests.faults.chaos.agent_events import messages_event, messages_whole, responses_event, responses_whole
+from tests.faults.chaos.answers import Answer, Call, Choice, Json, Usage
 
 
 def read_whole(path: str, answer: Answer, body: Json) -> None:
@@ -32,6 +30,11 @@ def _chat_whole(answer: Answer, body: Json) -> None:
     for one in body["choices"]:
         choice = answer.choice(one["index"])
         choice.text = one["message"]["content"] or ""
+        choice.thoughts = one["message"].get("reasoning_content", "")
+        choice.calls = [
+            Call(each["function"]["name"], each["function"]["arguments"])
+            for each in one["message"].get("tool_calls", ())
+        ]
         choice.logprobs = [each["logprob"] for each in (one["logprobs"] or {"content": []})["content"]]
         choice.end(one["finish_reason"], one["stop_reason"])
     answer.prompt_logprobs = _prompt(body)
@@ -61,13 +64,23 @@ def _openai_event(answer: Answer, event: Json) -> None:
         choice = answer.choice(one["index"])
         shown = one.get("logprobs")
         if "delta" in one:
-            choice.text += one["delta"].get("content") or ""
+            _chat_delta(choice, one["delta"])
             choice.logprobs += [each["logprob"] for each in shown["content"]] if shown else []
         else:
             choice.text += one["text"]
             choice.logprobs += _known(shown["token_logprobs"]) if shown else []
         if one["finish_reason"]:
             choice.end(one["finish_reason"], one.get("stop_reason"))
+
+
+def _chat_delta(choice: Choice, delta: Json) -> None:
+    choice.text += delta.get("content") or ""
+    choice.thoughts += delta.get("reasoning_content") or ""
+    for each in delta.get("tool_calls", ()):
+        if "id" in each:
+            assert each["index"] == len(choice.calls)
+            choice.calls.append(Call(each["function"]["name"]))
+        choice.calls[each["index"]].arguments += each["function"]["arguments"]
 
 
 def _openai_usage(answer: Answer, usage: Json) -> None:
@@ -118,73 +131,17 @@ def _native_event(answer: Answer, event: Json) -> None:
         answer.usage = Usage(token["prompt_tokens"], len(choice.ids))
 
 
-# ---------------------------------------------------------------------------------------------------------- Responses
-
-
-def _responses_whole(answer: Answer, body: Json) -> None:
-    parts = [part for item in body["output"] for part in item["content"]]
-    choice = answer.choice(0)
-    choice.text = "".join(part["text"] for part in parts)
-    choice.end(body["status"])
-    answer.usage = Usage(body["usage"]["input_tokens"], body["usage"]["output_tokens"])
-
-
-def _responses_event(answer: Answer, event: Json) -> None:
-    answer.num_events += 1
-    assert event["sequence_number"] == answer.num_events - 1
-    match event["type"]:
-        case "response.output_text.delta":
-            answer.choice(0).text += event["delta"]
-        case "response.completed" | "response.incomplete":
-            streamed = answer.choices[0].text if answer.choices else ""
-            answer.choices.clear()
-            _responses_whole(answer, event["response"])
-            assert answer.choices[0].text == streamed
-            answer.is_whole = True
-        case "response.failed":
-            answer.error = json.dumps(event["response"]["error"])
-
-
-# ----------------------------------------------------------------------------------------------------------- Messages
-
-
-def _messages_whole(answer: Answer, body: Json) -> None:
-    choice = answer.choice(0)
-    choice.text = "".join(block["text"] for block in body["content"])
-    choice.end(body["stop_reason"], body["stop_sequence"])
-    answer.usage = _messages_usage(body["usage"])
-
-
-def _messages_usage(usage: Json) -> Usage:
-    return Usage(usage["input_tokens"] + usage["cache_read_input_tokens"], usage["output_tokens"])
-
-
-def _messages_event(answer: Answer, event: Json) -> None:
-    match event["type"]:
-        case "content_block_start" | "content_block_stop":
-            assert event["index"] == 0
-        case "content_block_delta":
-            answer.choice(0).text += event["delta"]["text"]
-        case "message_delta":
-            answer.choice(0).end(event["delta"]["stop_reason"], event["delta"]["stop_sequence"])
-            answer.usage = _messages_usage(event["usage"])
-        case "message_stop":
-            answer.is_whole = True
-        case "error":
-            answer.error = json.dumps(event["error"])
-
-
 _WHOLE: dict[str, Callable[[Answer, Json], None]] = {
     "/v1/chat/completions": _chat_whole,
     "/v1/completions": _completion_whole,
     "/generate": _native_whole,
-    "/v1/responses": _responses_whole,
-    "/v1/messages": _messages_whole,
+    "/v1/responses": responses_whole,
+    "/v1/messages": messages_whole,
 }
 _EVENT: dict[str, Callable[[Answer, Json], None]] = {
     "/v1/chat/completions": _openai_event,
     "/v1/completions": _openai_event,
     "/generate_stream": _native_event,
-    "/v1/responses": _responses_event,
-    "/v1/messages": _messages_event,
+    "/v1/responses": responses_event,
+    "/v1/messages": messages_event,
 }

@@ -109,6 +109,8 @@ class Storm:
         is_cut = case.hang_up_after is not None
         found = difference(self.quiet[case.number], answer, is_cut=is_cut)
         self.counts["cut short" if is_cut else f"status {answer.status}"] += 1
+        self.counts["tool calls"] += sum(len(choice.calls) for choice in answer.choices.values())
+        self.counts["with thoughts"] += any(choice.thoughts for choice in answer.choices.values())
         if not found:
             return
         now = time.monotonic()

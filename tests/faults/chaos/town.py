@@ -39,6 +39,8 @@ class Plan:
     """A worker whose engine is two processes; none has this name where all have one."""
     is_shared: bool
     """Whether the last master is two processes that share its ports."""
+    has_tools: bool
+    """Whether the model's chat template is to know tools and thoughts."""
 
 
 def random_plan(chance: random.Random, size: Size) -> Plan:
@@ -52,7 +54,8 @@ def random_plan(chance: random.Random, size: Size) -> Plan:
     master = ["--local-prefill-tokens", str(chance.choice((0, 256))), "--deadline-s", "120", "--queue-budget-s", "90"]
     two_ranks = chance.choice(("", "", "prefill-1", "decode-0", "mixed-0")) if size.has_two_ranks else ""
     master += ["--drain-s", "10"]
-    return Plan(chance.choice(LAYOUTS), tuple(worker), tuple(master), two_ranks, is_shared=chance.random() < 0.4)
+    layout, is_shared, has_tools = chance.choice(LAYOUTS), chance.random() < 0.4, chance.random() < 0.5
+    return Plan(layout, tuple(worker), tuple(master), two_ranks, is_shared=is_shared, has_tools=has_tools)
 
 
 @dataclass

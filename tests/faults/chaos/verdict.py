@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tests.faults.chaos.answers import TRANSPORT, Answer, Choice
+from tests.faults.chaos.answers import TRANSPORT, Answer, Call, Choice
 
 LOGPROB_TOLERANCE = 5e-3
 """Batches of other sizes sum in another order."""
@@ -38,7 +38,7 @@ def is_transport_error(answer: Answer) -> bool:
 
 
 def _choices_differ(quiet: Choice, got: Choice) -> str:
-    for name in ("ids", "text", "finish", "stop_reason"):
+    for name in ("ids", "thoughts", "text", "calls", "finish", "stop_reason"):
         expected, found = getattr(quiet, name), getattr(got, name)
         if expected != found:
             return f"{name} {_apart(expected, found)}"
@@ -72,6 +72,20 @@ def _beginnings(quiet: Answer, got: Answer) -> str:
             return f"choice {at} should not be there"
         if not whole.text.startswith(choice.text):
             return f"choice {at}: text {_apart(whole.text, choice.text)}"
+        if not whole.thoughts.startswith(choice.thoughts):
+            return f"choice {at}: thoughts {_apart(whole.thoughts, choice.thoughts)}"
         if whole.ids[: len(choice.ids)] != choice.ids:
             return f"choice {at}: ids {_apart(whole.ids, choice.ids)}"
+        if not _begins(whole.calls, choice.calls):
+            return f"choice {at}: calls {choice.calls} of {whole.calls}"
     return ""
+
+
+def _begins(whole: Sequence[Call], got: Sequence[Call]) -> bool:
+    """Whether calls are the first of those; the last of them may be a beginning."""
+    if not got:
+        return True
+    *done, last = got
+    if done != list(whole[: len(done)]) or len(got) > len(whole):
+        return False
+    return whole[len(done)].name == last.name and whole[len(done)].arguments.startswith(last.arguments)

@@ -6,7 +6,6 @@ runs them against a `make run`. What its model's chat template does not know (to
 """
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ import pytest
 
 from services.cli.demo_model import NAME
 from tests.integration.cluster import Cluster
+from tests.integration.tools_template import with_tools
 
 URL = os.environ.get("SLUICE_URL", "").rstrip("/")
 TIMEOUT_S = 120.0
@@ -37,9 +37,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
         return
     folder, logs = tmp_path_factory.mktemp("demo-with-tools"), tmp_path_factory.mktemp("client-logs")
     model_dir: Path = request.getfixturevalue("model_dir")
-    for file in model_dir.iterdir():
-        (folder / file.name).symlink_to(file)
-    shutil.copy(Path(__file__).parent / "template.jinja", folder / "chat_template.jinja")
+    with_tools(model_dir, folder)
     with Cluster(folder, logs, worker_options=["--dtype", "float32", "--served-model-name", NAME]) as cluster:
         yield cluster.url
 

@@ -1,11 +1,12 @@
 """Ports that a process may listen on."""
 
+import errno
 import itertools
 import random
 import socket
 from pathlib import Path
 
-from services.common.options import ConfigError
+from services.common.options import ConfigError, reason_of
 
 LOOPBACK = "127.0.0.1"
 _PORTS = range(10_000, 65_536)
@@ -46,7 +47,7 @@ def is_free(port: int) -> bool:
 
 
 def check_free(host: str, port: int, flag: str) -> None:
-    """Raise ConfigError naming the flag when something listens on the port already; 0 is any free one.
+    """Raise ConfigError naming the flag when the port cannot be had, and the host where it is not ours; 0 is any port.
 
     Asked before a server binds: gRPC would write a line of its own about it and not say which port it wanted.
     """
@@ -59,7 +60,7 @@ def check_free(host: str, port: int, flag: str) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(
-                f"{flag}: {host}:{port} cannot be used ({reason}); choose another, or 0 for any"
-            ) from error
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise ConfigError(f"--host: {host!r} is no address of this machine ({reason_of(error)})") from error
+            problem = f"{host}:{port} cannot be used ({reason_of(error)}); choose another, or 0 for any"
+            raise ConfigError(f"{flag}: {problem}") from error

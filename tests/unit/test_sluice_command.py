@@ -114,6 +114,12 @@ def test_taken_port_is_refused_with_its_flag() -> None:
             check_free("127.0.0.1", listener.getsockname()[1], "--http-port")
 
 
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.254"])
+def test_a_host_that_is_not_ours_is_refused_as_one(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"--host: '{host}' is no address of this machine"):
+        check_free(host, 1234, "--http-port")
+
+
 @pytest.mark.parametrize(("host", "seen"), [("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("10.0.0.1", "10.0.0.1")])
 def test_url_names_a_host_that_can_be_reached(host: str, seen: str) -> None:
     assert reachable(host) == seen

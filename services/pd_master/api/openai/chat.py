@@ -10,7 +10,7 @@ from services.pd_master.api.openai.answers import ChatChoice, ChatCompletion, Ch
 from services.pd_master.api.openai.chat_events import ChatEvents, finish_reason
 from services.pd_master.api.openai.chat_request import chat_request, check_chat
 from services.pd_master.api.openai.chat_schema import ChatBody
-from services.pd_master.api.openai.continuous_usage import CountedEvents
+from services.pd_master.api.openai.continuous_usage import counted
 from services.pd_master.api.openai.head import answer_head
 from services.pd_master.api.openai.logprobs import chat_logprobs
 from services.pd_master.api.openai.usage import usage_of
@@ -63,9 +63,7 @@ class ChatEndpoint:
                 num_top_logprobs=body.top_logprobs or 0,
                 readers=readers,
             )
-            is_continuous = body.stream_options is not None and body.stream_options.is_continuous
-            shown_events = CountedEvents(events, [live]) if is_continuous else events
-            await stream_events(call, live, shown_events, live.listen)
+            await stream_events(call, live, counted(events, [live], body.stream_options), live.listen)
             return
         choices = await gather(live, request.num_choices)
         shown = [

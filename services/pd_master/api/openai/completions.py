@@ -16,7 +16,7 @@ from services.pd_master.api.openai.answers import Completion, CompletionHead
 from services.pd_master.api.openai.completion_answer import Echo, echo_of, logprobs_of, shown_choices
 from services.pd_master.api.openai.completion_events import CompletionEvents
 from services.pd_master.api.openai.completion_schema import CompletionBody, Prompt, prompts_of
-from services.pd_master.api.openai.continuous_usage import CountedEvents
+from services.pd_master.api.openai.continuous_usage import counted
 from services.pd_master.api.openai.head import answer_head
 from services.pd_master.api.openai.structured import answer_grammar
 from services.pd_master.api.openai.usage import usage_of
@@ -118,8 +118,7 @@ class CompletionsEndpoint:
             echoes=shown,
             logprobs=logprobs,
         )
-        is_continuous = body.stream_options is not None and body.stream_options.is_continuous
-        encoder = CountedEvents(events, lives) if is_continuous else events
+        encoder = counted(events, lives, body.stream_options)
         listen = lives[0].listen if len(lives) == 1 else None
         async with contextlib.aclosing(merge(lives, num_choices)) as batches:
             if not (body.echo and logprobs is not None):

@@ -11,6 +11,7 @@ import msgspec
 from services.common.errors import SluiceError
 from services.common.request import Delta
 from services.pd_master.api.events import EventEncoder
+from services.pd_master.api.openai.fields import StreamOptions
 from services.pd_master.live_request import LiveRequest
 
 _INDEX = re.compile(rb'"choices":\[\{"index":(\d+)')
@@ -18,7 +19,12 @@ _NOT_YET = b'"usage":null}\n\n'
 """The end of each chunk, and of nothing else: JSON writes no line feed within a string."""
 
 
-class CountedEvents:
+def counted(events: EventEncoder, lives: Sequence[LiveRequest], options: StreamOptions | None) -> EventEncoder:
+    """The encoder as it is, or with figures in every chunk, as the client asked."""
+    return _CountedEvents(events, lives) if options is not None and options.continuous_usage_stats else events
+
+
+class _CountedEvents:
     """Another encoder's chunks with their figures, for one stream. Its choices count over all prompts."""
 
     def __init__(self, inner: EventEncoder, lives: Sequence[LiveRequest]) -> None:

@@ -31,11 +31,6 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Accepted for clients that send it: padding against size analysis is not added."""
     continuous_usage_stats: bool | None = None
 
-    @property
-    def is_continuous(self) -> bool:
-        """Whether every chunk says what its choice has used so far."""
-        return bool(self.include_usage and self.continuous_usage_stats)
-
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What form the output has, vLLM's way; one of them."""

@@ -60,6 +60,17 @@ class Kube:
         (found,) = (one for one in self.get("services") if one["metadata"]["name"] == name)
         return f"http://{found['spec']['clusterIP']}:{port}"
 
+    def ready_pod(self, component: str) -> str:
+        """A pod that is ready, once there is one: a late probe on a busy machine takes it out for a moment."""
+        found: list[str] = []
+
+        def is_there() -> bool:
+            found.extend(self.ready_pods(component))
+            return bool(found)
+
+        self.wait(f"a ready pod of {component}", is_there)
+        return found[0]
+
     def wait(self, what: str, holds: Callable[[], bool], timeout_s: float = 120.0) -> float:
         """Wait until something holds and return how long it took; an AssertionError shows the pods as they are."""
         start = time.monotonic()

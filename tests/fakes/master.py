@@ -33,7 +33,7 @@ from services.common.wire import master_message_to_proto, worker_message_from_pr
 from sluice.v1 import worker_pb2 as pb
 from sluice.v1 import worker_pb2_grpc
 
-TIMEOUT_S = 40.0
+TIMEOUT_S = 90.0
 E = TypeVar("E")
 
 

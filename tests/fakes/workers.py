@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -92,6 +94,12 @@ class RunningWorker:
             while not (await self.integrity()).usage.reserved_slots:  # noqa: ASYNC110 - the engine is asked again
                 await asyncio.sleep(0.02)
 
+    async def until_decoding(self) -> None:
+        """Wait until output has been produced here."""
+        async with asyncio.timeout(60):
+            while "sluice_output_tokens_total 0.0" in await self.metrics():  # noqa: ASYNC110 - a page has no event
+                await asyncio.sleep(0.02)
+
     async def _is_empty(self) -> bool:
         answer = await self.integrity()
         assert not answer.problems
@@ -101,6 +109,17 @@ class RunningWorker:
             self.worker.jobs.router.check_integrity()
             assert answer.usage.free_slots + answer.usage.evictable_slots == answer.usage.num_slots
         return idle
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Its engine does nothing inside the block: what runs there is still running at the block's end."""
+        for pid in self.worker.engine.pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in self.worker.engine.pids:
+                os.kill(pid, signal.SIGCONT)
 
     async def stop(self) -> None:
         """SIGTERM, and its end."""

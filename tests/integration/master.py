@@ -29,7 +29,7 @@ class RunningMaster:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something is true of this master."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not holds():
                 assert not self.task.done(), self.task.result()
                 await asyncio.sleep(0.02)
@@ -86,7 +86,7 @@ class Collected:
 async def collect(generation: ClientGeneration) -> Collected:
     """Read to the end. Raises what ended the request."""
     collected = Collected()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         async for deltas in generation:
             collected.take(deltas)
     return collected

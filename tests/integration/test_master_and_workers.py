@@ -65,7 +65,7 @@ async def test_streams_go_on_when_a_decode_worker_is_killed() -> None:
         requests = [request(prompt(number), 60) for number in range(16)]
         generations = [await running_master.dispatcher.submit(one) for one in requests]
         readers = [asyncio.create_task(collect(generation)) for generation in generations]
-        await asyncio.sleep(0.5)
+        await running[1].until_decoding()
         await running[1].kill()
         for one, reader in zip(requests, readers, strict=True):
             assert (await reader).ids == {0: fake_output(one.prompt_ids, 60)}
@@ -74,7 +74,7 @@ async def test_streams_go_on_when_a_decode_worker_is_killed() -> None:
 
 
 async def test_streams_go_on_when_an_engine_is_wedged() -> None:
-    wedging = partial(RunningWorker, "decode", "--step-s", "0.02", engine_stall_s=1.5)
+    wedging = partial(RunningWorker, "decode", "--step-s", "0.02", engine_stall_s=3.0)
     async with (
         workers(PREFILL, wedging, wedging) as running,
         master(*(one.address for one in running)) as running_master,
@@ -83,7 +83,7 @@ async def test_streams_go_on_when_an_engine_is_wedged() -> None:
         requests = [request(prompt(number), 60) for number in range(8)]
         generations = [await running_master.dispatcher.submit(one) for one in requests]
         readers = [asyncio.create_task(collect(generation)) for generation in generations]
-        await asyncio.sleep(0.5)
+        await running[1].until_decoding()
         (wedged,) = running[1].worker.engine.pids
         os.kill(wedged, signal.SIGSTOP)
         for one, reader in zip(requests, readers, strict=True):

@@ -10,6 +10,7 @@ from tests.fakes.tokens import fake_output
 from tests.fakes.workers import RunningWorker, workers
 from tests.integration.master import RunningMaster, collect, master, prompt, request
 from tests.integration.proxy import proxies
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.demo_model
 
@@ -25,16 +26,17 @@ async def test_broken_sessions_resume_by_index_without_a_new_attempt() -> None:
         master(*(wire.address for wire in wires)) as running_master,
     ):
         await running_master.ready(1, 1)
-        requests = [request(prompt(number), 80) for number in range(8)]
+        requests = [request(prompt(number), 120) for number in range(8)]
         generations = [await running_master.dispatcher.submit(one) for one in requests]
         readers = [asyncio.create_task(collect(generation)) for generation in generations]
-        for _ in range(3):
-            await asyncio.sleep(0.4)
+        for number in range(1, 4):
+            await running_master.until(lambda: all(wire.num_connections >= number for wire in wires))  # noqa: B023
+            await asyncio.sleep(0.2)
             for wire in wires:
                 wire.cut()
         for one, reader in zip(requests, readers, strict=True):
-            assert (await reader).ids == {0: fake_output(one.prompt_ids, 80)}
-        assert all(wire.num_connections > 3 for wire in wires)
+            assert (await reader).ids == {0: fake_output(one.prompt_ids, 120)}
+        await running_master.until(lambda: all(wire.num_connections > 3 for wire in wires))
         integrity = await running[0].integrity()
         assert not integrity.problems
         for worker in running:
@@ -42,12 +44,13 @@ async def test_broken_sessions_resume_by_index_without_a_new_attempt() -> None:
 
 
 async def test_worker_that_comes_back_on_its_address_is_used_and_its_old_self_is_not() -> None:
-    async with workers(PREFILL, DECODE) as running, master(*(one.address for one in running)) as running_master:
+    (port,) = free_ports(1)
+    start = partial(DECODE, grpc_port=port)
+    async with workers(PREFILL, start) as running, master(*(one.address for one in running)) as running_master:
         await running_master.ready(1, 1)
         old = _decode_worker(running_master)
-        port = int(running[1].address.rpartition(":")[2])
         await running[1].kill()
-        running[1] = await DECODE(grpc_port=port).serving()
+        running[1] = await start().serving()
         await running_master.until(lambda: _decode_worker(running_master) not in {None, old})
         new = _decode_worker(running_master)
         assert new is not None

@@ -66,11 +66,11 @@ def test_prompt_logprobs_equal_transformers_whatever_is_cached(cluster: Cluster,
     """They come from the prefill worker, over several chunks, with the prompt cached and not."""
     ids = oracle.ids(LONG)[:150]
     expected = oracle.logprobs(ids)
-    (model,) = httpx.get(f"{cluster.url}/v1/models").json()["data"]
+    (model,) = httpx.get(f"{cluster.url}/v1/models", timeout=60).json()["data"]
     wanted = {"prompt_logprobs": 2, "echo": True, "logprobs": 1}
     body = {"model": model["id"], "prompt": ids, "max_tokens": 3, "temperature": 0} | wanted
     for _ in range(2):
-        answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+        answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=200).raise_for_status().json()
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         choice = answer["choices"][0]
         assert choice["prompt_logprobs"][0] is None

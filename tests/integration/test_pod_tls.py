@@ -54,7 +54,7 @@ async def health(channel: grpc.aio.Channel) -> str:
         try:
             asked = health_pb2.HealthCheckRequest()
             stub: Any = health_pb2_grpc.HealthStub(channel)
-            await stub.Check(asked, timeout=20)
+            await stub.Check(asked, timeout=60)
         except grpc.aio.AioRpcError as error:
             return error.code().name
     return "SERVING"
@@ -67,7 +67,7 @@ def worker_address(cluster: Cluster) -> str:
 
 def test_requests_go_through_and_kv_crosses(cluster: Cluster) -> None:
     body = {"inputs": "Hello world", "parameters": {"max_new_tokens": 8, "ignore_eos": True}}
-    answer = httpx.post(f"{cluster.url}/generate", json=body, timeout=60)
+    answer = httpx.post(f"{cluster.url}/generate", json=body, timeout=200)
     assert answer.status_code == 200, answer.text
     assert answer.json()["count_output_tokens"] == 8
 

@@ -50,7 +50,7 @@ def prompts_taken(cluster: Cluster) -> list[float]:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for what the workers' next heartbeat brings."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - the gateway's page has no event for it
             await asyncio.sleep(0.1)
 
@@ -74,9 +74,9 @@ async def evict(cluster: Cluster, client: httpx.AsyncClient, starts: Iterator[in
 
 async def test_a_prefix_draws_its_prompts_while_it_is_held(cluster: Cluster) -> None:
     def num_blocks() -> float:
-        return value(httpx.get(f"{cluster.url}/metrics").text, "sluice_gateway_prefix_blocks")
+        return value(httpx.get(f"{cluster.url}/metrics", timeout=60).text, "sluice_gateway_prefix_blocks")
 
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=200) as client:
         holder, cached = await taker(cluster, client, 7)
         assert cached == 0
         await until(lambda: num_blocks() >= 5)

@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
-READY_WITHIN_S = 90.0
-STOP_WITHIN_S = 30.0
+READY_WITHIN_S = 240.0
+STOP_WITHIN_S = 90.0
 
 
 class Up:
@@ -78,7 +78,7 @@ def _curl_of(banner: str) -> list[str]:
 def test_pasted_curl_streams_the_answer_and_interrupt_leaves_nothing(up: Up) -> None:
     words = _curl_of(up.until_ready())
     url, body = words[2], words[words.index("-d") + 1]
-    with httpx.stream("POST", url, content=body, headers={"Content-Type": "application/json"}, timeout=60) as answer:
+    with httpx.stream("POST", url, content=body, headers={"Content-Type": "application/json"}, timeout=200) as answer:
         text = answer.read().decode()
     assert answer.status_code == 200
     assert text.rstrip().endswith("data: [DONE]")
@@ -96,7 +96,7 @@ def test_lost_process_stops_the_others_and_is_named(up: Up) -> None:
     os.kill(up.child("decode").pid, signal.SIGKILL)
     assert up.process.wait(STOP_WITHIN_S) == 128 + signal.SIGKILL
     assert "decode-0 ended with status 137; stopping the others" in up.log.read_text()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
 
 

@@ -16,6 +16,8 @@ import openai
 from tests.fakes.workers import RunningWorker, workers
 from tests.ports import free_ports
 
+WITHIN_S = 120.0
+"""Nothing takes so long, on however slow a machine."""
 PREFILL = partial(RunningWorker, "prefill")
 DECODE = partial(RunningWorker, "decode")
 SLOW_DECODE = partial(RunningWorker, "decode", "--step-s", "0.05")
@@ -27,20 +29,20 @@ class GatewayProcess:
     def __init__(self, process: asyncio.subprocess.Process, http_port: int, grpc_port: int) -> None:
         self.process = process
         self.grpc_port = grpc_port
-        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=20)
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=WITHIN_S)
         self.openai: Any = openai.AsyncOpenAI(
             base_url=f"http://127.0.0.1:{http_port}/v1", api_key="none", max_retries=0
         )
 
     async def up(self) -> None:
         """Wait until it answers."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WITHIN_S):
             while not await self._answers():  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.05)
 
     async def serves(self) -> None:
         """Wait until a chat goes through: the model is known and a pair is proven."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WITHIN_S):
             while (await self.chat("ready?", max_tokens=1)).status_code != 200:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.05)
 
@@ -53,7 +55,7 @@ class GatewayProcess:
         """SIGTERM, and its exit status."""
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
-        return await asyncio.wait_for(self.process.wait(), 20)
+        return await asyncio.wait_for(self.process.wait(), WITHIN_S)
 
     async def _answers(self) -> bool:
         assert self.process.returncode is None, "the gateway ended"

@@ -17,7 +17,7 @@ from services.common.options import ConfigError
 from services.pd_master.exposition import merge_pages
 from services.pd_master.processes import _held
 from tests.fakes.workers import workers
-from tests.integration.api.gateway import DECODE, PREFILL, SLOW_DECODE, GatewayProcess, gateway, served
+from tests.integration.api.gateway import DECODE, PREFILL, SLOW_DECODE, WITHIN_S, GatewayProcess, gateway, served
 
 TWO = ("--processes", "2")
 
@@ -31,7 +31,7 @@ async def ask(gate: GatewayProcess, count: int) -> list[int]:
     body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     statuses = []
     for _ in range(count):
-        async with httpx.AsyncClient(base_url=gate.http.base_url, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=gate.http.base_url, timeout=WITHIN_S) as client:
             statuses.append((await client.post("/v1/chat/completions", json=body)).status_code)
     return statuses
 
@@ -47,7 +47,7 @@ async def metric(gate: GatewayProcess, name: str) -> Counter[str]:
 
 async def until_sum(gate: GatewayProcess, name: str, least: int) -> Counter[str]:
     """A series' values by process, once they add up to so much."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WITHIN_S):
         while sum((found := await metric(gate, name)).values()) < least:  # noqa: ASYNC110 - other processes
             await asyncio.sleep(0.05)
     return found
@@ -82,10 +82,10 @@ async def test_death_of_one_loses_only_its_streams_and_it_is_started_again() -> 
 
 
 async def finishes(gate: GatewayProcess) -> bool:
-    """Whether a stream of 60 tokens on a connection of its own comes to its end."""
-    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 60, "stream": True}
+    """Whether a stream of six seconds on a connection of its own comes to its end."""
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 120, "stream": True}
     try:
-        async with httpx.AsyncClient(base_url=gate.http.base_url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=gate.http.base_url, timeout=WITHIN_S) as client:
             return "[DONE]" in (await client.post("/v1/chat/completions", json=body)).text
     except httpx.TransportError:
         return False
@@ -109,7 +109,7 @@ async def test_none_outlives_a_parent_that_is_killed() -> None:
                 children = processes_of(gate)
                 gate.process.kill()
     assert len(children) == 2
-    assert not (await asyncio.to_thread(psutil.wait_procs, children, 20))[1]
+    assert not (await asyncio.to_thread(psutil.wait_procs, children, WITHIN_S))[1]
 
 
 async def test_wrong_configuration_ends_all_at_once(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ async def test_wrong_configuration_ends_all_at_once(tmp_path: Path) -> None:
         "--api-keys-file", str(tmp_path / "none"), stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        _, errors = await asyncio.wait_for(process.communicate(), 60)
+        _, errors = await asyncio.wait_for(process.communicate(), WITHIN_S)
     except TimeoutError:
         process.kill()
         raise

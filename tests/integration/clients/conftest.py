@@ -19,7 +19,7 @@ from tests.integration.cluster import Cluster
 from tests.integration.tools_template import with_tools
 
 URL = os.environ.get("SLUICE_URL", "").rstrip("/")
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 
 THINK = {"chat_template_kwargs": {"enable_thinking": True}}
 DO_NOT_THINK = {"chat_template_kwargs": {"enable_thinking": False}}

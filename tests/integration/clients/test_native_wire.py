@@ -13,7 +13,7 @@ QUESTION = "What is the capital of France?"
 def test_native_stream_is_as_its_clients_parse_it(url: str, demo: str, oracle: Oracle) -> None:
     assert demo
     body = {"inputs": list(oracle.chat_ids(QUESTION)), "parameters": {"do_sample": False, "max_new_tokens": 20}}
-    answer = httpx.post(f"{url}/generate_stream", json=body, timeout=60)
+    answer = httpx.post(f"{url}/generate_stream", json=body, timeout=200)
     events = answer.content.split(b"\n\n")
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert events.pop() == b""

@@ -34,6 +34,13 @@ class Scrapes:
         self.declared: set[str] = set()
         self.moved: set[str] = set()
 
+    async def until_moved(self, name: str) -> None:
+        """Scrape until a family has moved."""
+        async with asyncio.timeout(60):
+            while name not in self.moved:
+                await self.take()
+                await asyncio.sleep(0.1)
+
     async def take(self) -> None:
         for one in self._running:
             if not one.task.done():
@@ -80,8 +87,7 @@ async def test_every_declared_series_moves() -> None:
         m.submit(orphan, slow.address, d.address)
         await m.event(orphan, Placed)
         await slow.kill()
-        await asyncio.sleep(3.2)  # the lease of what it asked for
-        await scrapes.take()
+        await scrapes.until_moved("sluice_leases_expired_total")  # of what it asked for
         broken_key = m.submit(broken, p.address, d.address)
         await m.event(broken, Placed)
         d.worker.engine.kill()

@@ -39,12 +39,12 @@ def patient(start: Callable[..., RunningWorker]) -> Callable[[], RunningWorker]:
 
 
 async def get(worker: RunningWorker, path: str) -> httpx.Response:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         return await client.get(f"http://127.0.0.1:{worker.worker.http_port}{path}")
 
 
 async def test_a_worker_is_ready_once_its_model_is_loaded_and_alive_before() -> None:
-    one = RunningWorker("decode", "--load-s", "0.5")
+    one = RunningWorker("decode", "--load-s", "2")
     await one.started()
     loading = await get(one, "/readiness")
     assert (loading.status_code, loading.text) == (503, "the model is being loaded\n")
@@ -58,7 +58,7 @@ async def test_a_worker_is_ready_once_its_model_is_loaded_and_alive_before() -> 
 async def test_a_stopped_worker_ends_while_its_model_is_loading() -> None:
     one = RunningWorker("decode", "--load-s", "60")
     await one.started()
-    await asyncio.wait_for(one.stop(), 40)
+    await asyncio.wait_for(one.stop(), 60)
 
 
 async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
@@ -67,12 +67,13 @@ async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
         running = make_request([5, 6, 7], 200)
         m.submit(running, p.address, d.address)
         await m.event(running, Joined)
-        d.worker.stop()
-        await m.until(lambda: m.last_heartbeat(d.address).draining)
-        assert (await get(d, "/readiness")).text == "draining\n"
-        late = make_request([8, 9], 5)
-        late_key = m.submit(late, p.address, d.address)
-        assert (await m.event(late, PlacementRefused)).reason is RefusalReason.DRAINING
+        with d.standing_still():
+            d.worker.stop()
+            await m.until(lambda: m.last_heartbeat(d.address).draining)
+            assert (await get(d, "/readiness")).text == "draining\n"
+            late = make_request([8, 9], 5)
+            late_key = m.submit(late, p.address, d.address)
+            assert (await m.event(late, PlacementRefused)).reason is RefusalReason.DRAINING
         m.abort(late_key)
         assert (await m.finished(running)).tokens[0] == fake_output([5, 6, 7], 200)
         await asyncio.wait_for(d.task, 60)
@@ -92,10 +93,11 @@ async def test_a_draining_prefill_worker_refuses_new_prompts() -> None:
         running, late = make_request(list(range(5, 1000)), 5), make_request([8, 9], 5)
         m.submit(running, p.address, d.address)
         await m.event(running, Placed)
-        p.worker.stop()
-        await m.until(lambda: m.last_heartbeat(p.address).draining)
-        m.submit(late, p.address, d.address)
-        assert (await m.event(late, Refused)).reason is RefusalReason.DRAINING
+        with p.standing_still():
+            p.worker.stop()
+            await m.until(lambda: m.last_heartbeat(p.address).draining)
+            m.submit(late, p.address, d.address)
+            assert (await m.event(late, Refused)).reason is RefusalReason.DRAINING
         assert (await m.finished(running)).tokens[0] == fake_output(running.prompt_ids, 5)
         m.abort(next(iter(m.live)))
         await asyncio.wait_for(p.task, 60)
@@ -103,7 +105,7 @@ async def test_a_draining_prefill_worker_refuses_new_prompts() -> None:
 
 async def test_a_drained_worker_tells_what_its_engine_cannot_account_for(caplog: pytest.LogCaptureFixture) -> None:
     one = await RunningWorker("decode", "--problem", "3 slots belong to nobody").serving()
-    await asyncio.wait_for(one.stop(), 40)
+    await asyncio.wait_for(one.stop(), 60)
     assert "the engine ends with wrong books: 3 slots belong to nobody" in caplog.text
 
 
@@ -114,7 +116,7 @@ async def test_drain_gives_up_at_its_deadline() -> None:
         request = make_request([5, 6, 7], 5000)
         m.submit(request, p.address, d.address)
         await m.event(request, Joined)
-        await asyncio.wait_for(d.stop(), 40)
+        await asyncio.wait_for(d.stop(), 60)
 
 
 async def test_a_broken_engine_ends_the_worker_and_its_streams() -> None:

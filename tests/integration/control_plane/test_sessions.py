@@ -1,6 +1,7 @@
 """Streams that break, come back, are superseded or speak nonsense."""
 
 import asyncio
+from functools import partial
 
 import grpc
 import pytest
@@ -24,6 +25,7 @@ from sluice.v1 import worker_pb2, worker_pb2_grpc
 from tests.fakes.master import FakeMaster, Link, Seen, make_request, master
 from tests.fakes.tokens import fake_output
 from tests.fakes.workers import DEMO, RunningWorker, workers
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.demo_model
 
@@ -32,12 +34,13 @@ def prefill() -> RunningWorker:
     return RunningWorker("prefill", master_timeout_s=1.0)
 
 
-def decode() -> RunningWorker:
-    return RunningWorker("decode", "--step-s", "0.005", master_timeout_s=1.0, reservation_lease_s=2.0)
+def decode(grpc_port: int = 0) -> RunningWorker:
+    return RunningWorker("decode", "--step-s", "0.005", grpc_port=grpc_port, master_timeout_s=1.0)
 
 
 async def test_a_broken_session_resumes_by_index_without_a_gap_or_a_repeat() -> None:
-    async with workers(prefill, decode) as (p, d), master(p.address, d.address) as m:
+    patient = lambda: RunningWorker("decode", "--step-s", "0.005", master_timeout_s=60.0)  # noqa: E731
+    async with workers(prefill, patient) as (p, d), master(p.address, d.address) as m:
         await m.pair(p.address, d.address)
         request = make_request([5, 6, 7], 120)
         key = m.submit(request, p.address, d.address)
@@ -121,22 +124,23 @@ async def test_a_session_without_a_proper_hello_is_refused(
 
 
 async def test_an_orphaned_reservation_is_given_back_after_its_lease() -> None:
-    slow = lambda: RunningWorker("prefill", "--step-s", "0.3")  # noqa: E731
-    async with workers(slow, decode) as (p, d), master(p.address, d.address) as m:
+    slow = lambda: RunningWorker("prefill", "--step-s", "1")  # noqa: E731
+    lending = lambda: RunningWorker("decode", reservation_lease_s=2.0)  # noqa: E731
+    async with workers(slow, lending) as (p, d), master(p.address, d.address) as m:
         await m.pair(p.address, d.address)
         request = make_request(list(range(5, 2000)), 50)
         m.submit(request, p.address, d.address)
         await m.event(request, Prefilling)
         await d.until_reserved()
         await p.kill()
-        await asyncio.wait_for(d.until_empty(), 12)  # without a word from the master
+        await asyncio.wait_for(d.until_empty(), 60)  # without a word from the master
 
 
 async def test_a_decode_worker_that_comes_back_is_another_start() -> None:
-    async with workers(prefill, decode) as (p, d), master(p.address, d.address) as m:
+    (port,) = free_ports(1)
+    async with workers(prefill, partial(decode, port)) as (p, d), master(p.address, d.address) as m:
         await m.pair(p.address, d.address)
         before = m.peer(d.address)
-        port = int(d.address.rsplit(":", 1)[1])
         await d.kill()
         again = await RunningWorker("decode", grpc_port=port).serving()
         try:
@@ -152,11 +156,12 @@ async def test_a_decode_worker_that_comes_back_is_another_start() -> None:
 
 
 async def test_the_old_start_of_a_decode_worker_is_never_talked_to() -> None:
-    async with workers(prefill, decode) as (p, d), master(p.address, d.address) as m:
+    (port,) = free_ports(1)
+    async with workers(prefill, partial(decode, port)) as (p, d), master(p.address, d.address) as m:
         await m.pair(p.address, d.address)
         old = m.peer(d.address)
         await d.kill()
-        again = await RunningWorker("decode", grpc_port=int(d.address.rsplit(":", 1)[1])).serving()
+        again = await RunningWorker("decode", grpc_port=port).serving()
         try:
             await m.connect(again.address)
             request = make_request([5, 6, 7], 10)

@@ -5,7 +5,7 @@ first chunk fits what is left of the first step's prompt budget. Then:
 
 - An empty pool lets in the first, whatever is predicted: the engine has the last word.
 - While a preempted sequence waits, or is proposed and not answered, nothing but preempted sequences is let in (R18).
-- One that does not fit may be passed by younger ones, `max_bypasses` times or for `max_bypass_s`; then nothing
+- One that does not fit may be passed by younger ones, `max_bypasses` of them and for `max_bypass_s`; then nothing
   younger is let in until it is (R20).
 - A prompt without a grant beyond the share such prompts may fill waits for one; the plan asks to reserve for it first
   (R4). It is asked for when there is room for it here, and that room is kept: a prompt that held room on a decode
@@ -69,6 +69,8 @@ class _Progress:
     running_left: int
     step_tokens_left: int
     ungranted_left: int
+    passes_left: int
+    """How many more may be let in before the least patient of what was skipped has been passed too often."""
     admit: list[int] = field(default_factory=list)
     reserve_first: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
@@ -81,6 +83,7 @@ def plan(queue: WaitingQueue, joiners: Joiners, pool: PoolView, config: RouterCo
         running_left=config.max_running - pool.num_running,
         step_tokens_left=pool.step_tokens_left,
         ungranted_left=int(config.ungranted_share * config.capacity_slots) - pool.ungranted_slots,
+        passes_left=len(queue),
     )
     end = queue.num_resumed()
     may_pass = not end and not pool.resuming
@@ -90,7 +93,7 @@ def plan(queue: WaitingQueue, joiners: Joiners, pool: PoolView, config: RouterCo
         joiners = _keep_asked(progress, queue.arrays(), joiners, position)
     while position < end:
         position = _admit_run(progress, queue.arrays(), joiners, slice(position, end), pool.capacity_slots, config)
-        if not may_pass or position >= end:
+        if not may_pass or position >= end or not progress.passes_left:
             break
         position += _num_passed(progress, queue, joiners[position:end], position, pool.capacity_slots, config, now_s)
     return _finished(progress)
@@ -135,6 +138,7 @@ def _admit_run(
         progress.running_left -= int(arrays.choices[taken].sum())
         progress.step_tokens_left -= int(np.minimum(arrays.compute_tokens[taken], config.chunk_tokens).sum())
         progress.ungranted_left -= int(arrays.ungranted[taken].sum())
+        progress.passes_left -= count
         if taken.stop < part.stop:
             progress.curve = progress.curve.joined_by(candidates[:count])
     return int(part.start + count)
@@ -146,6 +150,7 @@ def _num_allowed(progress: _Progress, arrays: QueueArrays, part: slice, config: 
     first_step = np.cumsum(np.minimum(arrays.compute_tokens[part], config.chunk_tokens))
     ungranted = np.cumsum(arrays.ungranted[part])
     return min(
+        progress.passes_left,
         int(np.searchsorted(running, progress.running_left, side="right")),
         int(np.searchsorted(first_step, progress.step_tokens_left, side="right")),
         int(np.searchsorted(ungranted, max(progress.ungranted_left, 0), side="right")),
@@ -180,6 +185,7 @@ def _num_passed(
             progress.skipped.append(position)
             if not may_be_bypassed(queue[position], config, now_s):
                 break
+            progress.passes_left = min(progress.passes_left, config.max_bypasses - queue[position].bypassed)
         if len(progress.skipped) + len(progress.reserve_first) >= config.scan_limit:
             break
     return len(joiners)

@@ -115,6 +115,29 @@ def test_giants_are_let_in_within_their_bound_under_a_stream_of_small_ones() -> 
         assert len(passed) <= config.max_bypasses
 
 
+def test_an_unimportant_giant_waits_for_its_levels_of_age_and_its_patience_under_a_flood_of_important_small_ones() -> (
+    None
+):
+    config = replace(CONFIG, max_bypasses=20, max_bypass_s=1e9, priority_step_s=50.0)
+    engine, came_s = EngineModel(config), {}
+    for number in range(200):
+        giant = number == 50
+        engine.lengths[number], came_s[number] = 40, engine.now_s
+        prompt, priority = (850, 2) if giant else (60, 0)
+        asked = work(number, prompt, WorkKind.RESERVATION, arrival_s=engine.now_s, priority=priority)
+        engine.router.enqueue(asked)
+        for _ in range(3):
+            engine.step()
+    assert 50 in engine.admitted_at, "let in while the flood goes on"
+    younger_s = came_s[50] + 2 * config.priority_step_s
+    passed = [
+        key
+        for key, at in engine.admitted_at.items()
+        if came_s[int(str(key))] > younger_s and at < engine.admitted_at[50]
+    ]
+    assert len(passed) <= config.max_bypasses
+
+
 def test_learned_lengths_fill_the_pool_with_few_preemptions() -> None:
     rng = np.random.default_rng(11)
     config = replace(CONFIG, capacity_slots=40_000, max_running=4000, extent_slots=8)

@@ -137,6 +137,21 @@ def test_patience_is_bounded_by_count_and_by_time(bypassed: int, blocked_for_s: 
     assert admitted(queue, decided) == (["small"] if passes else [])
 
 
+def test_one_plan_passes_nobody_more_often_than_patience_is_left() -> None:
+    queue = queue_of(work("giant", 900), work("other giant", 900), *(work(f"small{number}", 10) for number in range(5)))
+    queue[0].bypassed, queue[1].bypassed = CONFIG.max_bypasses - 3, CONFIG.max_bypasses - 2
+    decided = planned(queue, pool(held=500, left=5))
+    assert admitted(queue, decided) == ["small0", "small1"]
+    assert decided.bypassed == {0: 2, 1: 2}
+
+
+def test_an_important_one_does_not_wait_for_an_unimportant_one_that_is_out_of_patience() -> None:
+    queue = queue_of(work("giant", 900, priority=1), work("usual", 10, priority=1), work("important", 10, arrival_s=20))
+    blocked = next(entry for entry in queue if entry.work.key == "giant")
+    blocked.bypassed, blocked.blocked_since_s = 64, 0.0
+    assert admitted(queue, planned(queue, pool(held=500, left=5), now_s=20.0)) == ["important"]
+
+
 def test_one_plan_looks_past_a_limited_number() -> None:
     config = replace(CONFIG, scan_limit=3)
     queue = queue_of(*(work(f"giant{number}", 900) for number in range(3)), work("small", 10), config=config)

@@ -23,6 +23,8 @@ MASTER_CALM_S = (8.0, 25.0)
 PAUSE_S = (0.3, 8.0)
 AWAY_S = (0.0, 2.5)
 EXIT_S = 30.0
+ENDED_STARTING = (0, -signal.SIGTERM)
+"""Statuses of a process that is told to end early; at first it is Python, which has not heard of draining."""
 SHARE_BACK_S = 2.0
 """Until a master's process is missed and started again."""
 
@@ -157,6 +159,16 @@ class _Trouble:
         await self._away()
         victim.start()
 
+    async def drain_twice(self, victim: Process) -> None:
+        """A rollout that is taken back while the new pod starts."""
+        await self.drain(victim)
+        await asyncio.sleep(self.chance.uniform(0.0, 6.0))
+        assert victim.popen is not None
+        victim.popen.terminate()
+        assert await _exit_status(victim) in ENDED_STARTING, f"{victim.name} did not end as it started"
+        await self._away()
+        victim.start()
+
     async def cut(self, victim: Process) -> None:
         """Its connections break, some of them several times."""
         for _ in range(self.chance.randint(1, 3)):
@@ -199,6 +211,7 @@ WORKER_DEEDS: dict[str, Deed] = {
     "pause_engine": _Trouble.pause_engine,
     "pause_control": _Trouble.pause_control,
     "drain": _Trouble.drain,
+    "drain_twice": _Trouble.drain_twice,
     "cut": _Trouble.cut,
     "hold": _Trouble.hold,
 }
@@ -206,9 +219,18 @@ MASTER_DEEDS: dict[str, Deed] = {
     "kill": _Trouble.kill,
     "kill_share": _Trouble.kill_share,
     "drain": _Trouble.drain,
+    "drain_twice": _Trouble.drain_twice,
     "pause": _Trouble.pause,
 }
-WEIGHTS = {"cut": 3.0, "hold": 2.0, "pause": 2.0, "pause_engine": 2.0, "pause_control": 2.0, "kill_twice": 0.5}
+WEIGHTS = {
+    "cut": 3.0,
+    "hold": 2.0,
+    "pause": 2.0,
+    "pause_engine": 2.0,
+    "pause_control": 2.0,
+    "kill_twice": 0.5,
+    "drain_twice": 0.5,
+}
 """How often they are drawn, 1 for the others: those that need no start of a process leave time for more."""
-ENDS_CLIENTS = ("kill", "kill_share", "drain")
+ENDS_CLIENTS = ("kill", "kill_share", "drain", "drain_twice")
 """Faults of a master that its clients notice."""

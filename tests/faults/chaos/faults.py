@@ -18,8 +18,7 @@ from tests.faults.chaos.town import DRAIN_S, Town
 from tests.integration.cluster import Process
 
 CALM_S = (0.0, 3.0)
-"""Between two faults of a role."""
-MASTER_CALM_S = (8.0, 25.0)
+"""Between two faults of a role of workers."""
 PAUSE_S = (0.3, 8.0)
 AWAY_S = (0.0, 2.5)
 EXIT_S = 30.0
@@ -42,11 +41,11 @@ class Fault:
 class Faults:
     """Run it beside the clients; `stop` lets the faults under way end."""
 
-    def __init__(self, town: Town, seed: int) -> None:
+    def __init__(self, town: Town, seed: int, master_calm_s: tuple[float, float]) -> None:
         self.done: list[Fault] = []
         self._is_over = asyncio.Event()
         kinds = [(role, town.of_role(role), WORKER_DEEDS, CALM_S) for role in town.plan.layout]
-        kinds.append(("pd-master", town.masters, MASTER_DEEDS, MASTER_CALM_S))
+        kinds.append(("pd-master", town.masters, MASTER_DEEDS, master_calm_s))
         self._troubles = [
             _Trouble(town, random.Random(f"{seed} {role}"), processes, deeds, calm_s, self.done, self._is_over)
             for role, processes, deeds, calm_s in kinds

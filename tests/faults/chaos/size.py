@@ -22,6 +22,8 @@ class Size:
     """The host's cache: none, one that is soon full, one that is not."""
     has_two_ranks: bool
     """Whether a worker's engine may be two processes, which share the model's heads."""
+    master_calm_s: tuple[float, float]
+    """Between two faults of masters: most requests are to outlive none, since clients lose what ends with a master."""
     round_s: float
     """Under faults, before all is quiet again and new requests are drawn."""
 
@@ -35,6 +37,7 @@ TINY = Size(
     pools=(1200, 1600, 3000),
     host_gib=(0, 0.001, 0.05),
     has_two_ranks=True,
+    master_calm_s=(8.0, 25.0),
     round_s=90.0,
 )
 """For a random model of two layers."""
@@ -47,6 +50,7 @@ REAL = Size(
     pools=(450, 600, 1200),
     host_gib=(0, 0.01, 0.05),
     has_two_ranks=False,
+    master_calm_s=(20.0, 60.0),
     round_s=180.0,
 )
 """For a model of some hundred million parameters, where a second is about twenty tokens of a sequence: shorter outputs

@@ -81,7 +81,7 @@ class Storm:
         return answer
 
     async def _troubled(self, cases: list[Case], seconds: float) -> None:
-        faults = Faults(self.town, self.seed)
+        faults = Faults(self.town, self.seed, self.size.master_calm_s)
         until = time.monotonic() + seconds
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(faults.run())

@@ -14,6 +14,7 @@ from tests.faults.chaos.faults import DOWN, ENDS_CLIENTS, Faults
 from tests.faults.chaos.size import Size
 from tests.faults.chaos.town import Town
 from tests.faults.chaos.verdict import difference, is_transport_error
+from tests.integration.cluster import Process
 from tests.integration.leaks import workers_hold_nothing
 
 IN_PEACE = 2
@@ -22,6 +23,7 @@ GIVEN_BACK_S = 30.0
 """Leases, tombstones and masters' silences have run out by then."""
 MAX_CRASHES = 2
 _EXPECTED = r"(the worker ends: .*engine ended with status -9|process \d ended with status -9; it is started again)"
+_PREEMPTED = re.compile(r" preempted \S+ attempt \d+ to find slots")
 _ACTIVE = re.compile(r"^sluice_gateway_active_requests(?:\{.*\})? (\S+)$", re.MULTILINE)
 _WRONG = re.compile(
     rf"^(\d\d:\S+ (ERROR|CRITICAL) |.*(Traceback|Fatal Python|terminate called|core dumped))(?!.*{_EXPECTED})"
@@ -125,9 +127,11 @@ class Storm:
             self.failures.append(f"{found}\n  {shown(case)}\n  {when}, faults: {[str(one) for one in met]}")
 
     def _tally(self) -> None:
-        for name in ("preemptions", "restored_sequences", "evicted_tokens"):
+        """How hard the pools were pressed. Metrics say it of the engines that have lived on, logs of all."""
+        for name in ("restored_sequences", "evicted_tokens"):
             total = sum(worker.value(f"sluice_engine_{name}_total") for worker in self.town.workers)
             self.counts[name] += int(total)
+        self.counts["preemptions"] = sum(len(_PREEMPTED.findall(_log_of(worker))) for worker in self.town.workers)
 
     async def _nothing_left(self) -> None:
         await asyncio.to_thread(workers_hold_nothing, self.town.workers, GIVEN_BACK_S)
@@ -139,6 +143,10 @@ class Storm:
     def read_logs(self) -> None:
         """What stands there is a failure."""
         for process in self.town.processes.values():
-            found = _WRONG.search(process.log.read_text(errors="replace"))
+            found = _WRONG.search(_log_of(process))
             if found:
                 self.failures.append(f"{process.name} logged\n{found.group(0)}")
+
+
+def _log_of(process: Process) -> str:
+    return process.log.read_text(errors="replace")

@@ -16,6 +16,8 @@ REGEXES = (r"[a-f]{8}(,[a-f]{8}){0,9}", r"\d{3}-\d{4}", r"(yes|no|maybe){1,20}",
 CHOICES = (["red", "green", "blue"], ["one two three", "one two four"], ["x"])
 STOPS = ("e", "qu", "th", "\n", "é", "ab", "<", "0", "xyz")
 BAD_WORDS = ("a", "the", "qu", "1", "<")
+UNFORCED = ("min_tokens", "ignore_eos", "bad_words")
+"""What cannot be combined with a call that is forced."""
 GRAMMAR_SHARE, HANG_UP_SHARE = 0.2, 0.12
 
 
@@ -141,6 +143,8 @@ def _chat(chance: Chance, number: int) -> Case:
     if chance.has_tools and not any(name.startswith("guided_") for name in body):
         body |= chat_tools(chance) | {"max_tokens": min(body["max_tokens"], LONGEST)}
         del body["messages"][0]
+        for name in UNFORCED if "tools" in body else ():
+            body.pop(name, None)
     if chance.random() < 0.3:
         body |= {"logprobs": True, "top_logprobs": chance.choice((0, 3))}
     return Case(number, "/v1/chat/completions", body, stream, body["n"])

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.ports import free_ports
+
 Manifest = dict[str, Any]
 
 
@@ -38,7 +40,8 @@ class FakeApiServer:
     requests: list[dict[str, str]] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     """The Authorization header of each request that had one."""
-    port: int = 0
+    port: int = field(default_factory=lambda: free_ports(1)[0])
+    """Kept while it is away, when nobody else must get it."""
     _log: list[tuple[int, str, Manifest]] = field(default_factory=list)
     _streams: set[asyncio.StreamWriter] = field(default_factory=set)
     _server: asyncio.Server | None = None
@@ -66,9 +69,8 @@ class FakeApiServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen, on the port it had before if there was one."""
+        """Listen."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Go away: nobody listens and every stream breaks."""

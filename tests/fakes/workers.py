@@ -17,6 +17,7 @@ from services.decode import service as decode_service
 from services.prefill import service as prefill_service
 from services.worker.app import Worker
 from services.worker.parts import BuildRole
+from tests.ports import free_ports
 
 DEMO = Path("~/.cache/sluice/models/smollm2-135m-instruct").expanduser()
 FAKE_ENGINE = (sys.executable, "-m", "tests.fakes.engine", "-")
@@ -32,7 +33,8 @@ class RunningWorker:
 
     def __init__(self, role: str, *engine_options: str, grpc_port: int = 0, **options: object) -> None:
         values: dict[str, object] = {
-            "model": str(DEMO), "served_model_name": "demo", "role": role, "host": "127.0.0.1", "grpc_port": grpc_port,
+            "model": str(DEMO), "served_model_name": "demo", "role": role, "host": "127.0.0.1",
+            "grpc_port": grpc_port or free_ports(1)[0],
             "drain_s": 15.0,
         }  # fmt: skip
         config = WorkerConfig(**(values | options))  # type: ignore[arg-type]

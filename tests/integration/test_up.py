@@ -63,7 +63,7 @@ class Up:
 
 @pytest.fixture
 def up(model_dir: Path, tmp_path: Path) -> Iterator[Up]:
-    running = Up(tmp_path, f"--model={model_dir}", "--dtype=float32", "--kv-pool-tokens=4096", "--drain-s=5")
+    running = Up(tmp_path, f"--model={model_dir}", "--dtype=float32", "--kv-pool-tokens=4096", "--drain-s=20")
     yield running
     running.close()
 

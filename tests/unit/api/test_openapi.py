@@ -136,7 +136,7 @@ async def test_generated_bodies_are_answered_or_refused_by_name(api: Api, path: 
     loop = asyncio.get_running_loop()
 
     def send(body: object) -> None:
-        sent = api.http.post(path, json=body if not isinstance(body, bytes) else None, timeout=20)
+        sent = api.http.post(path, json=body if not isinstance(body, bytes) else None, timeout=60)
         response = asyncio.run_coroutine_threadsafe(sent, loop).result(20)
         seen.append((response.status_code, response))
 

@@ -15,17 +15,18 @@ A fluid picture, good enough to refuse early and to compare workers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.router.pace import Pace
 from services.router.peak_memory import IntArray, Joiners, PeakCurve
 from services.router.survival import FloatArray
 
 
 @dataclass(slots=True)
 class Rates:
-    """Measured speeds of one worker, as moving averages. 0: not known yet, which predicts no wait."""
+    """Measured speeds of one worker, of late. 0: not known yet, which predicts no wait."""
 
     step_s: float = 0.0
     """Seconds of a step with decoding in it."""
@@ -33,6 +34,8 @@ class Rates:
     """Prompt tokens, over the steps that had any."""
     missing_share: float = 1.0
     """Of the tokens of prompts that were let in, those that no cache held."""
+    _steps: Pace = field(default_factory=Pace)
+    _prompts: Pace = field(default_factory=Pace)
     _let_in_slots: float = 0.0
     _waited_s: float = 0.0
     _since_s: float | None = None
@@ -46,9 +49,12 @@ class Rates:
     def stepped(self, step_s: float, num_prefill_tokens: int, num_decode_rows: int) -> None:
         """One step's time and work."""
         if num_decode_rows:
-            self.step_s = _average(self.step_s, step_s, weight=0.1)
-        if num_prefill_tokens and step_s > 0:
-            self.compute_tokens_per_s = _average(self.compute_tokens_per_s, num_prefill_tokens / step_s, weight=0.1)
+            self._steps.stepped(step_s, 1)
+            self.step_s = self._steps.unit_s
+        if num_prefill_tokens:
+            self._prompts.stepped(step_s, num_prefill_tokens)
+            token_s = self._prompts.unit_s
+            self.compute_tokens_per_s = 1 / token_s if token_s else 0.0
 
     def admitted(self, context_tokens: int, cached_tokens: int) -> None:
         """The engine took work to compute; averaged over some tens of thousands of tokens."""
@@ -82,10 +88,6 @@ _LEAST_S = 0.2
 _MEMORY_S = 30.0
 """How long evidence counts. Pools let in by the handful: of long outputs, less would be the last handful's rate."""
 _HIT_TOKENS = 50_000
-
-
-def _average(old: float, new: float, weight: float) -> float:
-    return new if old == 0 else old + weight * (new - old)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,28 @@ def test_a_single_burst_is_no_rate_yet() -> None:
     assert rates.let_in_slots_per_s == 0
 
 
+def test_the_first_slow_step_of_a_new_engine_is_no_speed_yet() -> None:
+    rates = Rates()
+    rates.stepped(5.0, num_prefill_tokens=64, num_decode_rows=1)
+    assert waits(pool(900, 50), [200], rates, compute=600, computing=600) == [0.0, 0.0]
+    for _ in range(3):
+        rates.stepped(0.1, num_prefill_tokens=64, num_decode_rows=1)
+    assert rates.step_s == pytest.approx(0.175)
+    assert rates.compute_tokens_per_s == pytest.approx(64 / 0.175)
+
+
+def test_a_pause_hardly_changes_the_speed_and_a_lasting_change_does() -> None:
+    rates = Rates()
+    for _ in range(50):
+        rates.stepped(0.1, num_prefill_tokens=64, num_decode_rows=1)
+    rates.stepped(8.0, num_prefill_tokens=64, num_decode_rows=1)
+    assert rates.step_s == pytest.approx(0.1, rel=0.2)
+    for _ in range(16):
+        rates.stepped(0.5, num_prefill_tokens=64, num_decode_rows=1)
+    assert rates.step_s == pytest.approx(0.5)
+    assert rates.compute_tokens_per_s == pytest.approx(128)
+
+
 entries = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 500), st.integers(0, 3)), max_size=12)
 speeds = st.one_of(st.just(0.0), st.floats(1.0, 1e6))
 

@@ -78,8 +78,8 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
         self._by_job: dict[int, HandoffAttempt] = {}
         """Those whose KV is here, or will be."""
         self._placements = Placements(self._by_job, self._masters, self._emit)
-        self._listed: dict[str, list[Peer]] = {}
-        """Master id -> decode workers it names."""
+        self._listed: dict[MasterRef, list[Peer]] = {}
+        """Decode workers that each master names."""
 
     @property
     def num_jobs(self) -> int:
@@ -100,8 +100,8 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
             case Reconcile(live=live):
                 self._masters.reconcile(ref, live, now)
             case PeerList(peers=peers):
-                self._listed.pop(ref.master_id, None)
-                self._listed[ref.master_id] = peers
+                self._listed.pop(ref, None)
+                self._listed[ref] = peers
                 self._want_listed()
         return self._take()
 
@@ -262,9 +262,9 @@ class PrefillHandoff(ProtocolCore[HandoffAttempt]):
     def tick(self, now: float) -> list[Effect]:
         """Sweep: silent masters, absent peers, tombstones; and say to decode workers what is held. Each second (R8)."""
         self._masters.tick(now)
-        gone = [master_id for master_id in self._listed if not self._masters.knows(master_id)]
-        for master_id in gone:
-            del self._listed[master_id]
+        gone = [ref for ref in self._listed if not self._masters.knows(ref)]
+        for ref in gone:
+            del self._listed[ref]
         if gone and self._listed:  # with no master left, peers stay until one comes and says otherwise
             self._want_listed()
         self._placements.tick(now)

@@ -2,10 +2,13 @@
 
 A master is   present --its stream breaks--> silent --`silence_s` later--> forgotten, with all its attempts
                  ^---------- hello -----------'
-A hello of another incarnation ends the attempts of the one before. An attempt that has ended here stays known, with its
-output, until its master aborts or no longer names it: what was sent may have been lost with a session.
+A hello of a later start of a silent master ends the attempts of the start before. While the one before drains both are
+present: a gateway's processes outlive a parent that is killed, and those of the next one have the same names. An
+attempt that has ended here stays known, with its output, until its master aborts or no longer names it: what was sent
+may have been lost with a session.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -50,7 +53,8 @@ class Masters(Generic[A]):
         self._emit = emit
         self._end = end
         """The core's: give back what an attempt holds, then call `remove`."""
-        self._masters: dict[str, _Master] = {}
+        self._masters: dict[MasterRef, _Master] = {}
+        """In the order in which they first came."""
 
     # ---------------------------------------------------------------------------------------------------- attempts
 
@@ -109,19 +113,19 @@ class Masters(Generic[A]):
 
     def is_present(self, ref: MasterRef) -> bool:
         """Whether there is a live session to exactly this start of a master (R5)."""
-        master = self._masters.get(ref.master_id)
-        return master is not None and master.ref == ref and master.session is not None
+        master = self._masters.get(ref)
+        return master is not None and master.session is not None
 
-    def knows(self, master_id: str) -> bool:
-        """Whether any start of this master is present, or silent for not too long."""
-        return master_id in self._masters
+    def knows(self, ref: MasterRef) -> bool:
+        """Whether this start of a master is present, or silent for not too long."""
+        return ref in self._masters
 
     def hello(self, ref: MasterRef, session: int, live: list[LiveAttempt], now: float) -> None:
         """A session begins. `session` is a number the edge never uses twice."""
-        known = self._masters.get(ref.master_id)
-        if known is not None and known.ref != ref:
-            self._end_all(known.ref, now)
-        self._masters[ref.master_id] = _Master(ref, session, now)
+        for other in self._earlier_starts(ref):
+            if other.session is None:
+                self._forget(other, now)
+        self._masters[ref] = _Master(ref, session, now)
         named = {one.key: one for one in live}
         for attempt in list(self._of(ref)):
             if attempt.key not in named:
@@ -131,7 +135,7 @@ class Masters(Generic[A]):
 
     def closed(self, ref: MasterRef, session: int, now: float) -> None:
         """A session ended; nothing happens when another has taken its place."""
-        master = self._masters.get(ref.master_id)
+        master = self._masters.get(ref)
         if master is not None and master.session == session:
             master.session, master.silent_since = None, now
 
@@ -161,14 +165,19 @@ class Masters(Generic[A]):
         self.tombstones.expire(now)
         for master in list(self._masters.values()):
             if master.session is None and now - master.silent_since >= self._silence_s:
-                del self._masters[master.ref.master_id]
-                self._end_all(master.ref, now)
+                self._forget(master, now)
 
     def _of(self, ref: MasterRef) -> Iterator[A]:
         return (attempt for attempt in self.attempts.values() if attempt.master == ref)
 
-    def _end_all(self, ref: MasterRef, now: float) -> None:
-        for attempt in list(self._of(ref)):
+    def _earlier_starts(self, ref: MasterRef) -> list[_Master]:
+        """Of the same master, those that came before this one first did."""
+        earlier = itertools.takewhile(lambda one: one.ref != ref, self._masters.values())
+        return [one for one in earlier if one.ref.master_id == ref.master_id]
+
+    def _forget(self, master: _Master, now: float) -> None:
+        del self._masters[master.ref]
+        for attempt in list(self._of(master.ref)):
             self._end(attempt, now)
 
     def _resume(self, ref: MasterRef, key: AttemptKey, live: LiveAttempt) -> None:

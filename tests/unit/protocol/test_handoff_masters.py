@@ -112,8 +112,33 @@ def test_master_that_is_silent_for_five_seconds_has_its_attempts_ended() -> None
 def test_restarted_master_owns_nothing_of_its_former_self() -> None:
     bench = PrefillBench()
     bench.computing()
+    bench.said += bench.core.master_closed(M0, 1, 0.0)
     bench.hello(session=2, master=MasterRef("m", "2"))
     assert bench.is_empty
+
+
+def test_a_start_that_drains_beside_the_next_one_keeps_its_attempts_while_it_is_there_and_no_longer() -> None:
+    bench = PrefillBench()
+    bench.computing()
+    bench.hello(session=2, master=MasterRef("m", "2"))
+    bench.master(submit(AttemptKey("later", 1)))
+    assert bench.core.held(M0) == [KEY, AttemptKey("later", 1)]
+    bench.said += bench.core.master_closed(M0, 1, 0.0)
+    bench.pass_time(4)
+    assert not bench.is_empty
+    bench.pass_time(1)
+    assert bench.is_empty
+
+
+def test_a_start_that_drains_ends_nothing_of_the_next_one_when_both_come_back() -> None:
+    bench = PrefillBench()
+    after = MasterRef("m", "2")
+    bench.hello(session=2, master=after)
+    bench.said += bench.core.from_master(after, submit(), 0.0)
+    for ref, session in ((M0, 1), (after, 2)):
+        bench.said += bench.core.master_closed(ref, session, 0.0)
+    bench.hello(session=3)
+    assert bench.core.held(after) == [KEY]
 
 
 def test_peers_are_those_of_the_masters_that_are_there() -> None:

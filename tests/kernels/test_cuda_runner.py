@@ -35,6 +35,8 @@ TOKENS, LAYERS = (5, 3) if HAS_CARD else (3, 2)  # interpreted steps take second
 SHOWN = (*FAMILIES, "gemma3", "gpt-neox", "olmo2") if HAS_CARD else ("llama-biased", "qwen3-moe", "gemma3")
 BRIEFLY = () if HAS_CARD else ("llama3-rope", "qwen2")
 """Differ from those by a rotation and a bias: a short run under the interpreter shows it."""
+CONTEXT = 128
+"""As long as the window of the model with the shortest one."""
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +55,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 @pytest.mark.parametrize("family", SHOWN)
 def test_greedy_equals_transformers(family: str, engine: Engines, folder_of: Callable[[str], Path]) -> None:
     folder = folder_of(family)
-    driver = engine(folder)
+    driver = engine(folder, max_context_tokens=CONTEXT)
     prompts = [prompt_of(length) for length in (1, 7, 37 if HAS_CARD else 19)]
     outputs = driver.outputs(*(driver.admit(prompt, TOKENS, stop_token_ids=(EOS,)) for prompt in prompts))
     assert outputs == [reference_greedy(folder, prompt, TOKENS) for prompt in prompts]

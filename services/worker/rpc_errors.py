@@ -46,9 +46,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                         yield response
             except SluiceError as error:
                 self._metrics.errors.labels(method, error.code).inc()
-                level = (
-                    logging.DEBUG if isinstance(error, LeavingError) else logging.INFO
-                )  # told by whose session it was
+                is_told = isinstance(error, LeavingError)  # by whose session it was
+                level = logging.DEBUG if is_told else logging.INFO
                 log.log(level, "%s ends: %s: %s", method, error.code, error.message)
                 await context.abort(grpc.StatusCode[error.grpc_status], error.message)
             except Exception:

@@ -3,13 +3,18 @@
     python -m bench.simulate.waits --trace azure_2023_conv.csv --requests 2500 --rate 45 --pool 100000 --prefill 3
     python -m bench.simulate.waits --trace azure_2023_conv.csv --rate 90 --burst-s 4 --every-s 12 --prefill 6 --all
 
+    python -m bench.simulate.waits --trace azure_2023_conv.csv --rate 45 --within 2
+
 One line for each kind of worker: means, and how far predictions are off; then one for each range of predictions. The
-first fifth of the requests, which finds the pool empty, is left out but for `--all`.
+first fifth of the requests, which finds the pool empty, is left out but for `--all`. With `--within S` instead: what
+share of all requests has its first token within S seconds, at no more than 50 ms a token, where nobody is refused early
+and where those are that are predicted to wait longer by a half, by three quarters and by all of the prediction.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,10 +24,13 @@ from bench.simulate.cost import load_costs
 from bench.simulate.fleet import Setup
 from bench.simulate.measure import simulate
 from bench.simulate.story import Story
-from bench.simulate.trace import in_bursts, lengthened, read_trace, scaled
+from bench.simulate.trace import Arrival, in_bursts, lengthened, read_trace, scaled
 from services.router.survival import FloatArray
 from services.router.work import RouterConfig
 
+_CONFIDENCES = (0.0, 0.5, 0.75, 1.0)
+"""`shed_confidence`; 0 refuses nobody early."""
+_TPOT_S = 0.05
 _RANGES_S = (0.0, 0.05, 0.25, 1.0, 3.0, 10.0, 100.0)
 
 
@@ -59,6 +67,16 @@ def lines(name: str, pairs: FloatArray) -> list[str]:
     return table
 
 
+def refusal_line(setup: Setup, arrivals: list[Arrival], confidence: float, within_s: float, skipped: int) -> str:
+    """What comes of refusing early with this confidence; the first `skipped` requests are not counted."""
+    decode = replace(setup.decode, shed_confidence=confidence)
+    refusing = replace(setup, queue_budget_s=within_s, sheds=confidence > 0, decode=decode)
+    stories = simulate(refusing, arrivals).stories[skipped:]
+    good = np.mean([story.meets(within_s, _TPOT_S) for story in stories])
+    ttft_s = [story.ttft_s for story in stories if story.ttft_s is not None]
+    return f"confidence {confidence:<5g} {good:>7.1%} good, TTFT p50 {np.median(ttft_s):.2f} s"
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -75,6 +93,7 @@ def main() -> None:
     )
     parser.add_argument("--max-new-tokens", type=int, default=2048, help="what every client asks for")
     parser.add_argument("--all", action="store_true", help="count the first fifth as well")
+    parser.add_argument("--within", type=float, help="compare confidences of early refusal by this bound on TTFT, s")
     parser.add_argument("--costs", default="h200_llama8b")
     asked = parser.parse_args()
     costs = load_costs(asked.costs)
@@ -90,10 +109,15 @@ def main() -> None:
     arrivals = scaled(lengthened(read_trace(asked.trace, asked.requests), asked.output_times), asked.rate)
     if asked.burst_s:
         arrivals = in_bursts(arrivals, asked.burst_s, asked.every_s or parser.error("--burst-s needs --every-s"))
+    skipped = 0 if asked.all else len(arrivals) // 5
+    if asked.within:
+        for confidence in _CONFIDENCES:
+            print(refusal_line(setup, arrivals, confidence, asked.within, skipped), flush=True)
+        return
     stories = simulate(setup, arrivals).stories
     head = f"{'':<16}{'count':>8}{'predicted':>12}{'observed':>12}{'off by':>12}{'median':>10}{'p99':>10}"
     print(f"{head}   (seconds; ranges: means, then p10 to p90)")
-    for name, pairs in waits(stories if asked.all else stories[len(stories) // 5 :]).items():
+    for name, pairs in waits(stories[skipped:]).items():
         print("\n".join(lines(name, pairs)))
 
 

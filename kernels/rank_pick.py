@@ -11,29 +11,31 @@ import triton
 import triton.language as tl
 
 from kernels.launch import dependent, expect_shape, release_next, wait_for_previous
-from kernels.ranks import Mailbox, hear, tell, words_of
+from kernels.ranks import Mailbox, hear_wide, tell_wide
 
 BLOCK_ROWS = 32
+WORDS = 2
+"""Of each row: the value and the id."""
 
 
 @triton.jit
 def _rank_pick(addresses_ptr, epochs_ptr, logits_ptr, ids_ptr, row_stride, rows, places, share, RANK: tl.constexpr,
-               COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+               COUNT: tl.constexpr, BLOCK: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """Grid `(cdiv(rows, BLOCK),)`; logit offsets are 64-bit."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = row < rows
-    at = tl.program_id(0) * (3 * BLOCK)
+    at = tl.program_id(0) * (WORDS * BLOCK)
     wait_for_previous(PDL)
     release_next(PDL)
     epoch = tl.load(epochs_ptr + tl.program_id(0)) + 1
     own_id = tl.load(ids_ptr + row, mask=live, other=0)
     best = tl.load(logits_ptr + row.to(tl.int64) * row_stride + own_id, mask=live, other=0.0).to(tl.float32)
     best_id = own_id + RANK * share
-    # of the three values that travel together one has nothing to say
-    tell(addresses_ptr, epoch, places, at, best.to(tl.int32, bitcast=True), best_id, best_id, live, RANK, COUNT)
+    tell_wide(addresses_ptr, epoch, places, at, best, live, RANK, COUNT)
+    tell_wide(addresses_ptr, epoch, places, at + BLOCK, best_id, live, RANK, COUNT)
     for i in tl.static_range(1, COUNT):
-        bits, its_id, _ = hear(addresses_ptr, epoch, places, at, live, (RANK + i) % COUNT, tl.int32, RANK, COUNT)
-        value = bits.to(tl.float32, bitcast=True)
+        value = hear_wide(addresses_ptr, epoch, places, at, live, (RANK + i) % COUNT, tl.float32, RANK, COUNT)
+        its_id = hear_wide(addresses_ptr, epoch, places, at + BLOCK, live, (RANK + i) % COUNT, tl.int32, RANK, COUNT)
         better = (value > best) | ((value == best) & (its_id < best_id))
         best, best_id = tl.where(better, value, best), tl.where(better, its_id, best_id)
     tl.store(epochs_ptr + tl.program_id(0), epoch)
@@ -42,7 +44,7 @@ def _rank_pick(addresses_ptr, epochs_ptr, logits_ptr, ids_ptr, row_stride, rows,
 
 def places_of(rows: int) -> int:
     """Words that picks of `rows` rows need in a box."""
-    return -(-rows // BLOCK_ROWS) * BLOCK_ROWS * words_of(4)
+    return -(-rows // BLOCK_ROWS) * BLOCK_ROWS * WORDS
 
 
 def rank_pick(box: Mailbox, logits: torch.Tensor, ids: torch.Tensor, *, pdl: bool = False) -> None:
@@ -60,8 +62,8 @@ def rank_pick(box: Mailbox, logits: torch.Tensor, ids: torch.Tensor, *, pdl: boo
     expect_shape("ids", ids, (rows,))
     grid = (triton.cdiv(rows, BLOCK_ROWS),)
     if places_of(rows) > box.places or grid[0] > box.slots:
-        raise ValueError(f"logits: {rows} rows, there is room for {box.places // words_of(4)}")
+        raise ValueError(f"logits: {rows} rows, there is room for {box.places // WORDS}")
     _rank_pick[grid](
         box.addresses, box.epochs, logits, ids, logits.stride(0), rows, box.places, share, RANK=box.rank,
-        COUNT=box.count, BLOCK=BLOCK_ROWS, num_warps=1, **dependent(pdl),
+        COUNT=box.count, BLOCK=BLOCK_ROWS, WORDS=WORDS, num_warps=1, **dependent(pdl),
     )  # fmt: skip

@@ -62,9 +62,18 @@ def _low(values):
 
 
 @triton.jit
-def _wide(values, epoch):
-    """A word for each 32-bit value, below the number."""
-    return (values.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (epoch.to(tl.int64) << 32)
+def _send(addresses_ptr, epoch, places, at, words, mask, RANK: tl.constexpr, COUNT: tl.constexpr):
+    """Store `words` in this rank's places of all other ranks' boxes, from `at` on."""
+    for i in tl.static_range(1, COUNT):
+        there = _box(addresses_ptr, (RANK + i) % COUNT, RANK, epoch, places, COUNT) + at
+        tl.store(there + tl.arange(0, words.shape[0]), words, mask=mask)
+
+
+@triton.jit
+def tell_wide(addresses_ptr, epoch, places, at, values, mask, RANK: tl.constexpr, COUNT: tl.constexpr):
+    """Send `values`, `[n]` of 4 bytes, to all other ranks, who `hear_wide` them in exchange `epoch`; takes n places."""
+    low = values.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    _send(addresses_ptr, epoch, places, at, low | (epoch.to(tl.int64) << 32), mask, RANK, COUNT)
 
 
 @triton.jit
@@ -73,21 +82,24 @@ def tell(addresses_ptr, epoch, places, at, a, b, c, mask, RANK: tl.constexpr, CO
 
     They take n places from `at` on, or three times n if they are wide.
     """
-    here = at + tl.arange(0, a.shape[0])
-    for i in tl.static_range(1, COUNT):
-        there = _box(addresses_ptr, (RANK + i) % COUNT, RANK, epoch, places, COUNT) + here
-        if a.dtype.primitive_bitwidth == 16:
-            words = _low(a) | (_low(b) << 16) | (_low(c) << 32) | (epoch.to(tl.int64) << 48)
-            tl.store(there, words, mask=mask)
-        else:
-            tl.store(there, _wide(a, epoch), mask=mask)
-            tl.store(there + a.shape[0], _wide(b, epoch), mask=mask)
-            tl.store(there + 2 * a.shape[0], _wide(c, epoch), mask=mask)
+    n: tl.constexpr = a.shape[0]
+    if a.dtype.primitive_bitwidth == 16:
+        words = _low(a) | (_low(b) << 16) | (_low(c) << 32) | (epoch.to(tl.int64) << 48)
+        _send(addresses_ptr, epoch, places, at, words, mask, RANK, COUNT)
+    else:
+        tell_wide(addresses_ptr, epoch, places, at, a, mask, RANK, COUNT)
+        tell_wide(addresses_ptr, epoch, places, at + n, b, mask, RANK, COUNT)
+        tell_wide(addresses_ptr, epoch, places, at + 2 * n, c, mask, RANK, COUNT)
 
 
 @triton.jit
-def _heard(here, epoch, mask, NUMBER_AT: tl.constexpr):
-    """The words in places `here` once they are those of exchange `epoch`, whose low bits stand from NUMBER_AT on."""
+def _heard(addresses_ptr, epoch, places, at, mask, SENDER: tl.constexpr, NUMBER_AT: tl.constexpr, RANK: tl.constexpr,
+           COUNT: tl.constexpr):  # fmt: skip
+    """The words of SENDER from `at` on, once they are those of exchange `epoch`: its low bits stand from NUMBER_AT on.
+
+    Whoever calls this uses the words: Triton 3.6 cannot compile a loop whose outcome nobody uses.
+    """
+    here = _box(addresses_ptr, RANK, SENDER, epoch, places, COUNT) + at + tl.arange(0, mask.shape[0])
     expected = (epoch.to(tl.int64) << NUMBER_AT) >> NUMBER_AT
     words = tl.load(here, mask=mask, other=0, volatile=True)
     while tl.max(((words >> NUMBER_AT != expected) & mask).to(tl.int32), axis=0) > 0:
@@ -96,18 +108,25 @@ def _heard(here, epoch, mask, NUMBER_AT: tl.constexpr):
 
 
 @triton.jit
+def hear_wide(addresses_ptr, epoch, places, at, mask, SENDER: tl.constexpr, VALUE: tl.constexpr, RANK: tl.constexpr,
+              COUNT: tl.constexpr):  # fmt: skip
+    """Wait for what rank SENDER sends in exchange `epoch`; return it, of type VALUE. See `tell_wide`."""
+    words = _heard(addresses_ptr, epoch, places, at, mask, SENDER, 32, RANK, COUNT)
+    return words.to(tl.int32).to(VALUE, bitcast=True)
+
+
+@triton.jit
 def hear(addresses_ptr, epoch, places, at, mask, SENDER: tl.constexpr, VALUE: tl.constexpr, RANK: tl.constexpr,
          COUNT: tl.constexpr):  # fmt: skip
     """Wait for what rank SENDER sends in exchange `epoch`; return `a`, `b` and `c`, of type VALUE. See `tell`."""
     n: tl.constexpr = mask.shape[0]
-    here = _box(addresses_ptr, RANK, SENDER, epoch, places, COUNT) + at + tl.arange(0, n)
     if VALUE.primitive_bitwidth == 16:
-        words = _heard(here, epoch, mask, 48)
+        words = _heard(addresses_ptr, epoch, places, at, mask, SENDER, 48, RANK, COUNT)
         a = words.to(tl.int16).to(VALUE, bitcast=True)
         b = (words >> 16).to(tl.int16).to(VALUE, bitcast=True)
         c = (words >> 32).to(tl.int16).to(VALUE, bitcast=True)
     else:
-        a = _heard(here, epoch, mask, 32).to(tl.int32).to(VALUE, bitcast=True)
-        b = _heard(here + n, epoch, mask, 32).to(tl.int32).to(VALUE, bitcast=True)
-        c = _heard(here + 2 * n, epoch, mask, 32).to(tl.int32).to(VALUE, bitcast=True)
+        a = hear_wide(addresses_ptr, epoch, places, at, mask, SENDER, VALUE, RANK, COUNT)
+        b = hear_wide(addresses_ptr, epoch, places, at + n, mask, SENDER, VALUE, RANK, COUNT)
+        c = hear_wide(addresses_ptr, epoch, places, at + 2 * n, mask, SENDER, VALUE, RANK, COUNT)
     return a, b, c

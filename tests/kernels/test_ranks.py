@@ -7,10 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.rank_pick import BLOCK_ROWS, rank_pick
+from kernels.rank_pick import BLOCK_ROWS, WORDS, rank_pick
 from kernels.rank_pick import places_of as places_of_picks
 from kernels.rank_sum import BLOCK, num_tiles, places_of, rank_sum
-from kernels.ranks import Mailbox, box_bytes, tell, words_of
+from kernels.ranks import Mailbox, box_bytes, tell, tell_wide, words_of
 from kernels.skinny_gemm import NormOut
 from tests.kernels.close import assert_close
 
@@ -54,6 +54,17 @@ def others_send(rank: int, boxes: list[Mailbox], values: torch.Tensor) -> None:
                 box.addresses, box.epochs, values[box.rank].contiguous(), box.places, words_of(values.element_size()),
                 RANK=box.rank, COUNT=box.count, BLOCK=block,
             )  # fmt: skip
+
+
+@triton.jit
+def _send_pick(addresses_ptr, epochs_ptr, said_ptr, places, RANK: tl.constexpr, COUNT: tl.constexpr,  # noqa: ANN001, ANN202, N803
+               BLOCK: tl.constexpr, WORDS: tl.constexpr):  # fmt: skip # noqa: N803
+    everything = tl.arange(0, BLOCK) >= 0
+    epoch = tl.load(epochs_ptr) + 1
+    at = tl.program_id(0) * WORDS * BLOCK
+    for word in tl.static_range(WORDS):
+        values = tl.load(said_ptr + at + word * BLOCK + tl.arange(0, BLOCK))
+        tell_wide(addresses_ptr, epoch, places, at + word * BLOCK, values, everything, RANK, COUNT)
 
 
 def in_tiles(partials: torch.Tensor) -> torch.Tensor:
@@ -109,16 +120,21 @@ def test_what_has_no_room_is_refused(device: torch.device) -> None:
 
 def test_the_best_of_all_shares_is_picked_and_ties_go_to_the_lowest_id(device: torch.device) -> None:
     rows, share = 40, 50
-    logits = torch.randint(-3, 4, (rows, 2 * share), device=device).float()
-    expected = torch.tensor([int((row == row.max()).nonzero()[0]) for row in logits])
-    boxes = world(2, places_of_picks(rows), 4, device)
+    few, many = torch.randint(-3, 4, (rows // 2, 2 * share)), torch.randn(rows // 2, 2 * share)  # ties, and none
+    logits = torch.cat((few.float(), many))[torch.randperm(rows)].to(device)
+    expected = [int((row == row.max()).nonzero()[0]) for row in logits]
+    assert {index // share for index in expected} == {0, 1}
     parts = logits.view(rows, 2, share).transpose(0, 1).contiguous()
     best = torch.stack([torch.stack([(row == row.max()).nonzero()[0, 0] for row in part]) for part in parts]).int()
     ids = best + share * torch.arange(2, dtype=torch.int32, device=device)[:, None]
-    said = torch.stack((parts.amax(2).view(torch.int32), ids, ids), dim=1)
+    said = torch.stack((parts.amax(2).view(torch.int32), ids), dim=1)
     tiles = torch.nn.functional.pad(said, (0, -rows % BLOCK_ROWS)).unflatten(2, (-1, BLOCK_ROWS)).transpose(1, 2)
-    for box in boxes:
-        others_send(box.rank, boxes, tiles)
-    for box, part, own in zip(boxes, parts, best, strict=True):
-        rank_pick(box, part, own)
-        assert own.tolist() == expected.tolist()
+    for rank, (part, own) in enumerate(zip(parts, best, strict=True)):
+        boxes = world(2, places_of_picks(rows), 4, device)
+        other = boxes[1 - rank]
+        _send_pick[(tiles.shape[1],)](
+            other.addresses, other.epochs, tiles[other.rank].contiguous(), other.places,
+            RANK=other.rank, COUNT=2, BLOCK=BLOCK_ROWS, WORDS=WORDS,
+        )  # fmt: skip
+        rank_pick(boxes[rank], part, own)
+        assert own.tolist() == expected

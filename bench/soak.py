@@ -8,7 +8,8 @@ a turn of the loop that reported one (on a CPU its processor time, so that other
 wait, and the few that check integrity, are left out. Ends with status 1 and the reasons when something leaked, the pool
 was not full, memory grew, or a step took more than 5 times the median (the first is free: it compiles); of such a step
 it says what else happened in it. The device's memory may not grow at all; the host's may grow to its working set in the
-first quarter, and little after.
+first quarter, and little after. What has come to it since is told by kind, with the objects that are left or in cycles;
+`--trace` tells where Python allocated it, at the price of slow steps.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ import argparse
 import gc
 import json
 import logging
-import resource
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ import numpy as np
 import torch
 
 from bench.engine import SHAPE
+from bench.soak_memory import Grown, HostGrowth, host_memory
+from bench.soak_record import MOST_SLOWER, Record, full_from, slow_steps, violations
 from bench.soak_traffic import Mix, Traffic
 from bench.soak_watch import Watch, changes
 from services.common import ipc
@@ -40,9 +42,6 @@ SMALL_SHAPE = SHAPE | {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 4096, "max_position_embeddings": 4096, "dtype": "float32",
 }  # fmt: skip
-MOST_SLOWER = 5.0
-LEAST_USE = 0.95
-MOST_HOST_GROWTH_MIB = 256.0
 WARM_SHARE = 0.25
 """Of the time: larger batches than before still come, and with them larger buffers."""
 _CHECK_EVERY_S, _TELL_EVERY_S = 5.0, 5.0
@@ -67,21 +66,6 @@ SETTINGS = {
 }
 
 
-@dataclass(slots=True)
-class Record:
-    """One entry a counted step, and what was found wrong."""
-
-    times: list[float] = field(default_factory=list)
-    use: list[float] = field(default_factory=list)
-    """Share of the pool that somebody holds; cached prefixes do not count."""
-    what: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    host_growth_mib: float = 0.0
-    """Of the process's largest size, from the end of the warm-up."""
-    device_growth_mib: float = 0.0
-    """From before the first step to after the last job."""
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
     """What is printed."""
@@ -99,15 +83,15 @@ class Report:
     aborted: int
     finished_early: int
     counters: dict[str, float]
-    host_growth_mib: float
-    """See Record."""
     device_growth_mib: float
+    host: Grown
+    """See Record."""
 
 
 class Soak:
     """One engine, its traffic and what is seen of them."""
 
-    def __init__(self, backend: str, pool_tokens: int | None, seed: int) -> None:
+    def __init__(self, backend: str, pool_tokens: int | None, seed: int, *, trace: bool = False) -> None:
         setting = SETTINGS[backend]
         pool_tokens = pool_tokens or setting.pool_tokens
         with tempfile.TemporaryDirectory() as folder:
@@ -121,6 +105,7 @@ class Soak:
         self.traffic = Traffic(setting.mix, pool_tokens, seed)
         self.record = Record()
         self._watch = Watch(self.engine)
+        self._trace = trace
         self._explained_from = 0.0
         """Seconds: of a step that takes longer it is noted what else happened in it."""
         self._clock = time.process_time if backend == "cpu" else time.perf_counter
@@ -128,19 +113,20 @@ class Soak:
 
     def run(self, seconds: float) -> None:
         """Soak, then end everything and look at what is left."""
-        host_mib, device_mib = memory_mib()
-        is_warm = False
+        device_mib = device_memory_mib()
+        host: HostGrowth | None = None
         while (now := time.monotonic()) - self._began < seconds:
             if now - self._checked > _CHECK_EVERY_S:
                 self._check()
             if now - self._told > _TELL_EVERY_S:
                 self._tell(now)
-            if not is_warm and now - self._began > WARM_SHARE * seconds:
-                is_warm, host_mib = True, memory_mib()[0]
+            if host is None and now - self._began > WARM_SHARE * seconds:
+                host = HostGrowth(trace=self._trace)
             self._turn()
         self._drain()
-        after = memory_mib()
-        self.record.host_growth_mib, self.record.device_growth_mib = after[0] - host_mib, after[1] - device_mib
+        self.record.device_growth_mib = device_memory_mib() - device_mib
+        if host is not None:
+            self.record.host = host.end()
 
     def _turn(self) -> None:
         commands = self.traffic.commands()
@@ -188,39 +174,15 @@ class Soak:
         if not self.record.times:
             print(f"{now - self._began:6.0f} s  no step yet", file=sys.stderr, flush=True)
             return
-        record, counters = self.record, self.engine.state.counters
+        record, counters, host = self.record, self.engine.state.counters, host_memory()
         print(
             f"{now - self._began:6.0f} s  {len(record.times)} steps, median {1e3 * np.median(record.times):.2f} ms, "
             f"longest {1e3 * max(record.times[1:], default=0):.2f}; pool {record.use[-1]:.1%} held; "
             f"{self.traffic.num_preempted} preempted, {counters.kept_sequences:.0f} to the host, "
-            f"{counters.restored_sequences:.0f} back; {len(record.problems)} problems", file=sys.stderr, flush=True,
+            f"{counters.restored_sequences:.0f} back; host {host['resident']:.0f} MiB, "
+            f"{host['blocks of Python']:.0f} blocks of Python; {len(record.problems)} problems",
+            file=sys.stderr, flush=True,
         )  # fmt: skip
-
-
-def full_from(use: list[float]) -> list[float]:
-    """What follows the first moment at which the pool was full."""
-    first = next((i for i, share in enumerate(use) if share >= LEAST_USE), len(use))
-    return use[first:]
-
-
-def violations(record: Record) -> list[str]:
-    """What the soak must not show; empty when all is well."""
-    found = list(record.problems)
-    if record.device_growth_mib > 0:
-        found.append(f"the device's memory grew by {record.device_growth_mib:.3f} MiB")
-    if record.host_growth_mib > MOST_HOST_GROWTH_MIB:
-        found.append(f"the host's memory grew by {record.host_growth_mib:.0f} MiB; {MOST_HOST_GROWTH_MIB:.0f} may be")
-    full = full_from(record.use)
-    if not full or np.mean(full) < LEAST_USE:
-        found.append(f"the pool was {np.mean(full or [0]):.1%} full; {LEAST_USE:.0%} is asked for")
-    found += [f"slow: {1e3 * record.times[i]:.1f} ms, {record.what[i]}" for i in slow_steps(record.times)]
-    return found
-
-
-def slow_steps(times: list[float]) -> list[int]:
-    """Steps of more than 5 times the median, but the first."""
-    limit = MOST_SLOWER * float(np.median(times))
-    return [i for i, took in enumerate(times) if i and took > limit]
 
 
 def report(soak: Soak, seconds: float) -> Report:
@@ -242,15 +204,26 @@ def report(soak: Soak, seconds: float) -> Report:
         aborted=traffic.num_aborted,
         finished_early=traffic.num_finished,
         counters=counters,
-        host_growth_mib=record.host_growth_mib,
         device_growth_mib=record.device_growth_mib,
+        host=record.host,
     )
 
 
-def memory_mib() -> tuple[float, float]:
-    """The process's largest size so far, and what torch holds of the device."""
-    device = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, device / (1 << 20)
+def device_memory_mib() -> float:
+    """What torch holds of the device."""
+    if not torch.cuda.is_initialized():
+        return 0.0
+    held: int = torch.cuda.memory.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"]
+    return held / (1 << 20)
+
+
+def _print(values: dict[str, Any], indent: str = "") -> None:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            print(f"{indent}{name}")
+            _print(value, f"{indent}  ")
+        else:
+            print(f"{indent + name:32} {value:.3f}" if isinstance(value, float) else f"{indent + name:32} {value}")
 
 
 def main() -> int:
@@ -260,18 +233,18 @@ def main() -> int:
     parser.add_argument("--backend", choices=SETTINGS, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pool-tokens", type=int)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--trace", action="store_true", help="tell where Python allocated what is left at the end")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
     sys.setswitchinterval(1e-4)
-    soak = Soak(options.backend, options.pool_tokens, options.seed)
+    soak = Soak(options.backend, options.pool_tokens, options.seed, trace=options.trace)
     gc.collect()
     gc.freeze()
     gc.disable()  # as the engine process does
     soak.run(options.seconds)
     summed = report(soak, options.seconds)
-    for name, value in asdict(summed).items():
-        print(f"{name:18} {value:.3f}" if isinstance(value, float) else f"{name:18} {value}")
+    _print(asdict(summed))
     wrong = violations(soak.record)
     for line in wrong[:20]:
         print(f"VIOLATION {line}")

@@ -34,13 +34,15 @@ class Watch:
         return found | self._device_counts() if torch.cuda.is_initialized() else found
 
     def _device_counts(self) -> dict[str, float]:
-        device, host = torch.cuda.memory_stats(), torch.cuda.memory.host_memory_stats()
+        # The flat forms of torch 2.13 and before leave all they say in a reference cycle: 30 KB a turn, uncollected.
+        device = torch.cuda.memory.memory_stats_as_nested_dict()
+        host = torch.cuda.memory.host_memory_stats_as_nested_dict()
         return {
             "ms waited for the device": 1e3 * self._engine._runner.waiting.seconds,  # type: ignore[attr-defined]
             "device allocations": device["num_device_alloc"],
-            "MiB of the device taken": device["reserved_bytes.all.current"] / (1 << 20),
+            "MiB of the device taken": device["reserved_bytes"]["all"]["current"] / (1 << 20),
             "pinned allocations": host.get("num_host_alloc", 0),
-            "ms of pinned allocations": host.get("host_alloc_time.total", 0) / 1e3,
+            "ms of pinned allocations": host.get("host_alloc_time", {}).get("total", 0) / 1e3,
         }
 
     def _loaded(self, *_args: object, **_named: object) -> None:

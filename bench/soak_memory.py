@@ -82,13 +82,15 @@ class HostGrowth:
 def host_memory() -> dict[str, float]:
     """MiB of this process by kind, and the number of Python's memory blocks.
 
-    `resident` is the sum of the three kinds of the kernel that follow it. The others overlap them: Python's blocks of
-    up to 512 bytes lie in arenas of its own, larger ones are malloc's, and whether pinned memory is resident is for the
-    driver to say.
+    `resident` is the sum of the three kinds that follow it, where the kernel tells them apart. The others overlap them:
+    Python's blocks of up to 512 bytes lie in arenas of its own, larger ones are malloc's, and whether pinned memory is
+    resident is for the driver to say.
     """
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    found = {name: int(status[key].split()[0]) / 1024 for key, name in _RESIDENT.items()}
-    found = {"resident": sum(found.values())} | found | _malloc()
+    num_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    found = {"resident": num_pages * resource.getpagesize() / _MIB}
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    found |= {name: int(status[key].split()[0]) / 1024 for key, name in _RESIDENT.items() if key in status}
+    found |= _malloc()
     if torch.cuda.is_initialized():
         pinned = torch.cuda.memory.host_memory_stats_as_nested_dict()
         found["pinned by torch"] = pinned.get("allocated_bytes", {}).get("current", 0) / _MIB

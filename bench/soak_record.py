@@ -11,6 +11,7 @@ from bench.soak_memory import Grown
 MOST_SLOWER = 5.0
 LEAST_USE = 0.95
 MOST_HOST_GROWTH_MIB = 64.0
+"""Of a soak that lasts: within seconds a process is still on its way to its working set."""
 MOST_UNREACHABLE = 1000
 """Objects in reference cycles: what is imported or compiled on its first use leaves some."""
 

@@ -70,7 +70,7 @@ setup: $(VENV)/.installed gen/.stamp ## make the virtual environment, the stubs 
 gen: gen/.stamp ## make the gRPC stubs when a proto has changed
 
 # ---------------------------------------------------------------------------------------------------------------- use
-.PHONY: run test test-cluster fuzz chaos check clean
+.PHONY: run test test-cluster fuzz chaos compile check clean
 run: setup ## start pd_master, prefill and decode workers on this machine; options in ARGS="..."
 	@exec $(BIN)/sluice up $(ARGS)
 
@@ -90,6 +90,10 @@ fuzz: setup ## explore the API by its OpenAPI document for FUZZ_S seconds
 # What a seed does depends on the machine's pace too: the requests are the same again, and the order of each role's faults.
 chaos: setup ## all features at once under random faults for CHAOS_S seconds; SEED=N repeats a run's draws
 	@CHAOS_S=$(CHAOS_S) SEED=$(SEED) $(BIN)/python -m pytest -s tests/faults/test_chaos.py $(ARGS)
+
+# `make test` compiles those of a few.
+compile: setup ## compile the kernels of many models, dtypes and ranks for a card that need not be there
+	@ALL_SHAPES=1 $(BIN)/python -m pytest tests/kernels/test_compiles.py $(ARGS)
 
 check: setup ## lint, types, import rules, protos, sizes, chart
 	$(call say,ruff)

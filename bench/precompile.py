@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,14 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 
+@dataclass(frozen=True, slots=True)
 class _NoDevice:
     """Stands in for the CUDA driver: names the target, runs nothing."""
 
+    arch: int
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -30,9 +34,10 @@ class _NoDevice:
         return torch.device("cpu")
 
 
-def _start() -> None:
+def launch_nothing(arch: int = 90) -> None:
+    """From here on, whatever this process launches is compiled for compute capability `arch` / 10 instead."""
     torch.set_num_threads(1)
-    driver.set_active(_NoDevice())
+    driver.set_active(_NoDevice(arch))
     run = JITFunction.run
 
     def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:  # noqa: ANN401, ARG001
@@ -51,7 +56,7 @@ def _one(launch: Callable[..., None], candidate: object) -> str | None:
 
 def compile_all(launch: Callable[..., None], candidates: Iterable[Any]) -> None:
     """Call `launch(candidate, cpu)` for each candidate in worker processes; what it launches is compiled, not run."""
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), initializer=_start) as pool:
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), initializer=launch_nothing) as pool:
         for failure in pool.map(partial(_one, launch), list(candidates), chunksize=2):
             if failure:
                 print("does not compile:", failure, flush=True)

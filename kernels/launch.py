@@ -12,8 +12,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 _UPCAST = tl.constexpr(INTERPRETED)
 LOG2_E = 1.4426950408889634
-_HOPPER = 90
-"""Compute capability, times ten."""
+_HOPPER = 9
+"""Major compute capability."""
 MIN_BLOCK_D = 16
 """The least depth of a product on tensor cores; smaller heads are padded to it."""
 
@@ -28,10 +28,19 @@ def dependent(pdl: bool) -> dict[str, bool]:
     return {"PDL": False}
 
 
-@cache
+def is_hopper() -> bool:
+    """Whether the current device is of compute capability 9: not under the interpreter."""
+    return not INTERPRETED and _major_capability() == _HOPPER
+
+
 def _has_dependent_launch() -> bool:
+    return _major_capability() >= _HOPPER
+
+
+@cache
+def _major_capability() -> int:
     target = triton.runtime.driver.active.get_current_target()
-    return bool(target.backend == "cuda" and target.arch >= _HOPPER)
+    return int(target.arch) // 10 if target.backend == "cuda" else 0
 
 
 @triton.jit

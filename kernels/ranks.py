@@ -64,9 +64,9 @@ def _low(values):
 @triton.jit
 def _send(addresses_ptr, epoch, places, at, words, mask, RANK: tl.constexpr, COUNT: tl.constexpr):
     """Store `words` in this rank's places of all other ranks' boxes, from `at` on."""
+    here = at + tl.arange(0, words.shape[0])  # in this order two words go in a store of 16 bytes
     for i in tl.static_range(1, COUNT):
-        there = _box(addresses_ptr, (RANK + i) % COUNT, RANK, epoch, places, COUNT) + at
-        tl.store(there + tl.arange(0, words.shape[0]), words, mask=mask)
+        tl.store(_box(addresses_ptr, (RANK + i) % COUNT, RANK, epoch, places, COUNT) + here, words, mask=mask)
 
 
 @triton.jit
@@ -99,7 +99,7 @@ def _heard(addresses_ptr, epoch, places, at, mask, SENDER: tl.constexpr, NUMBER_
 
     Whoever calls this uses the words: Triton 3.6 cannot compile a loop whose outcome nobody uses.
     """
-    here = _box(addresses_ptr, RANK, SENDER, epoch, places, COUNT) + at + tl.arange(0, mask.shape[0])
+    here = _box(addresses_ptr, RANK, SENDER, epoch, places, COUNT) + (at + tl.arange(0, mask.shape[0]))
     expected = (epoch.to(tl.int64) << NUMBER_AT) >> NUMBER_AT
     words = tl.load(here, mask=mask, other=0, volatile=True)
     while tl.max(((words >> NUMBER_AT != expected) & mask).to(tl.int32), axis=0) > 0:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kernels import pages
 from kernels.indexed import publish_ids, scatter_ints
+from kernels.launch import INTERPRETED, is_hopper
 from kernels.layout import Heads as KernelHeads
 from kernels.layout import Rope
 from kernels.prefill_attention import PrefillTuning
@@ -103,7 +104,7 @@ class CudaRunner:
             self._open_eager(decoder)
         else:
             self._capture(decoder, chunk_tokens)
-        if self.device.type == "cuda":  # an interpreter has nothing to compile
+        if not INTERPRETED:
             self._warm_up()
 
     @property
@@ -166,11 +167,10 @@ class CudaRunner:
 
     def _capture(self, decoder: Decoder, chunk_tokens: int) -> None:
         sums = open_rank_sums(self._ranks, decoder.embedding.shape[1], self._max_rows, self.pool.dtype, self.device)
-        hopper = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device)[0] == 9
         half = self.pool.dtype in {torch.bfloat16, torch.float16}
         tuning = PrefillTuning() if half else _SMALL_TILES
-        recipe_of = partial(recipe_for, num_kv_heads=self._heads.num_kv_heads, dtype=self.pool.dtype, hopper=hopper,
-                            num_ranks=self._ranks.count)  # fmt: skip
+        recipe_of = partial(recipe_for, num_kv_heads=self._heads.num_kv_heads, dtype=self.pool.dtype,
+                            hopper=is_hopper(), num_ranks=self._ranks.count)  # fmt: skip
         log.info(
             "decode: Triton split-KV attention, products %s; prompts: attention Triton, cuDNN where prompts of equal "
             "length fill a step, products cuBLAS", "Triton up to 64 rows, cuBLAS above" if half else "cuBLAS",
@@ -178,7 +178,7 @@ class CudaRunner:
         prefill = PrefillStep(decoder, self._heads, self._rope, self.pool, tuning, sums)
         graphs = PrefillGraphs(prefill, self._table, self._staging, tuning.block_queries)
         graphs.capture(self._stage_no_rows, self.device)
-        if self.device.type == "cuda":  # an interpreter has nothing to load
+        if not INTERPRETED:
             graphs.warm(self._stage_no_rows, chunk_tokens)
         self._prefill = graphs
         self._stage_no_rows()
@@ -196,7 +196,7 @@ class CudaRunner:
         self._stage_no_rows()
         self._staging.send()
         self._publish(1)
-        torch.cuda.synchronize(self.device)
+        Mark(self.device).wait()
         log.info("kernels of sampling and of pages: %.1f s", time.monotonic() - began)
 
     def _stage_no_rows(self) -> Tensor:

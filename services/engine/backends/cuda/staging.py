@@ -67,7 +67,7 @@ class Staging:
         if copy is None or len(copy[0]) != n:
             copy = self._copies[turn] = self._device_ints[:n], self._blocks[turn][:n]
         target, source = copy
-        if n <= _KERNEL_INTS and target.is_cuda:
+        if n <= _KERNEL_INTS and not target.is_cpu:
             copy_ints(source, target)
         else:
             target.copy_(source, non_blocking=True)

@@ -1,0 +1,116 @@
+"""All that an engine launches compiles for the card it is meant for, which this machine need not have.
+
+The interpreter, under which the other tests of this folder run without a card, compiles nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.engine.process import ROOT
+from tests.kernels.compiling import MODELS, Case, Compiled
+
+FEW = (
+    Case("llama-8b", "bfloat16", 2, 1),
+    Case("qwen3-30b-a3b", "float16", 4, 0),
+    Case("llama-biased", "bfloat16"),
+    Case("tiny", "float32", 2, 0),
+)
+"""Together they launch every kernel."""
+ALL = (
+    *FEW,
+    *(Case(model, "bfloat16", count, count - 1) for model, shape in MODELS.items()
+      for count in (1, 2, 4, 8) if shape["num_key_value_heads"] % count == 0),
+    *(Case(model, dtype, count, 0) for model in ("tiny", "llama-8b", "qwen3-30b-a3b")
+      for dtype in ("float16", "float32") for count in (1, 2)),
+    *(Case("llama-8b", "bfloat16", 8, rank) for rank in range(7)),
+    *(Case("llama-8b", "bfloat16", max_running_requests=rows) for rows in (1, 5, 64, 1000)),
+    *(Case("llama-8b", "bfloat16", count, arch=80) for count in (1, 2)),
+)  # fmt: skip
+CASES = tuple(dict.fromkeys(ALL)) if os.environ.get("ALL_SHAPES") else FEW
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
+"""Of shared memory that a program may have, by compute capability."""
+TIMEOUT_S = 240.0
+
+Outcome = tuple[list[Compiled], str]
+"""What was compiled, and why no more was."""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Case, Future[Outcome]]]:
+    """A process a case, as many at a time as there are cores; nothing is found in the cache of a run before."""
+    cache = tmp_path_factory.mktemp("triton")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {case: pool.submit(_compiled, case, cache) for case in CASES}
+        pool.shutdown(cancel_futures=True)
+
+
+def _compiled(case: Case, cache: Path) -> Outcome:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compiling", msgspec.json.encode(case).decode()],
+        cwd=ROOT, text=True, capture_output=True, timeout=TIMEOUT_S, check=False,
+        env=inherited | {"TRITON_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    compiled = [msgspec.json.decode(line, type=Compiled) for line in ended.stdout.splitlines()]
+    return compiled, ended.stderr[-4000:] if ended.returncode else ""
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case.model}-{case.dtype}-{case.rank}of{case.num_ranks}")
+def outcome(request: pytest.FixtureRequest, outcomes: dict[Case, Future[Outcome]]) -> Outcome:
+    return outcomes[request.param].result()
+
+
+def test_an_engine_compiles_and_no_request_waits_for_it(outcome: Outcome) -> None:
+    compiled, error = outcome
+    if error:
+        pytest.fail(error, pytrace=False)
+    assert compiled
+    assert [each for each in compiled if each.shared_bytes > SHARED_BYTES[each.arch]] == []
+    assert [each for each in compiled if each.phase != "start"] == [], "not run beforehand"
+
+
+def test_words_for_other_ranks_are_stored_whole_and_looked_at_until_they_come(outcome: Outcome) -> None:
+    for each in outcome[0]:
+        if each.kernel not in {"_rank_sum", "_rank_pick"}:
+            continue
+        ptx = Path(each.files["ptx"]).read_text()
+        looked = [kind for loop in _loops(ptx) for kind in re.findall(r"ld\.volatile\.global\.(\S+)", loop)]
+        stored = re.findall(r"st\.global\.(b64|v2\.b64)\b", ptx)
+        name = f"{each.kernel}{each.constexprs}"
+        assert set(looked) <= {"b64", "v2.b64"}, f"{name}: words of 8 bytes, read anew"
+        assert 0 < _words(stored) == _words(looked), f"{name}: as many are sent as are waited for"
+
+
+def _words(kinds: list[str]) -> int:
+    """Words of 8 bytes that accesses of such kinds move."""
+    return sum(2 if kind == "v2.b64" else 1 for kind in kinds)
+
+
+def _loops(ptx: str) -> Iterator[str]:
+    """What stands between a label and a jump back to it."""
+    labels: dict[str, int] = {}
+    for found in re.finditer(r"(?m)^(\$\w+):|\bbra(?:\.uni)?\s+(\$\w+)", ptx):
+        label, target = found.groups()
+        if label is not None:
+            labels[label] = found.end()
+        elif target in labels:
+            yield ptx[labels[target] : found.start()]
+
+
+def test_every_kernel_is_launched_by_an_engine(outcomes: dict[Case, Future[Outcome]]) -> None:
+    texts = [path.read_text() for path in (ROOT / "kernels").glob("*.py")]
+    defined = {name for text in texts for name in re.findall(r"(?m)^@\w+\.jit\b.*\ndef (\w+)", text)}
+    kernels = {name for name in defined if any(re.search(rf"\b{name}\[", text) for text in texts)}
+    launched = {each.kernel for future in outcomes.values() for each in future.result()[0]}
+    assert len(kernels) > 15
+    assert launched == kernels

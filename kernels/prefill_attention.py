@@ -106,11 +106,12 @@ def prefill_tiles(query_lens: list[int], context_lens: list[int], block_queries:
     `context_lens` counts the chunk's own tokens.
     """
     tiles = [
-        (context - length + first, row, first)
+        (length - context - first, row, first)
         for row, (length, context) in enumerate(zip(query_lens, context_lens, strict=True))
         for first in range(0, length, block_queries)
     ]
-    return [(row, first) for _, row, first in sorted(tiles, key=lambda tile: -tile[0])]
+    tiles.sort()
+    return [(row, first) for _, row, first in tiles]
 
 
 def prefill_attention(

@@ -17,7 +17,7 @@ class BadJobError(Exception):
 def read_ids(packed: bytes, vocab_size: int) -> Ints:
     """Unpack int32 ids; raises BadJobError on one that the embedding does not have."""
     ids = np.frombuffer(packed, "<i4").astype(np.int32)
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+    if len(ids) and int(ids.view(np.uint32).max()) >= vocab_size:  # a negative one is large, read so
         raise BadJobError(f"token ids reach from {ids.min()} to {ids.max()}; the vocabulary has {vocab_size}")
     return ids
 
@@ -60,7 +60,7 @@ class Admission:
             job_id=command.job_id,
             key=command.key,
             arrival=command.arrival,
-            tokens=np.concatenate((prompt, outputs)),
+            tokens=np.concatenate((prompt, outputs)) if len(outputs) else prompt,
             num_prompt_tokens=len(prompt),
             state=JobState.PREFILLING,
             holding=None,

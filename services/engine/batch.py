@@ -1,6 +1,7 @@
 """One step's work as arrays: decode rows first, then chunks of prompts."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,9 +10,10 @@ from services.engine.decode_group import DecodeGroup
 from services.engine.jobs import Job, Sequence
 from services.engine.rows import NO_WRITES
 
+_NONE: Ints = np.empty(0, np.int32)
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+
+class Chunk(NamedTuple):
     """Consecutive prompt tokens of one job, computed in one step."""
 
     job: Job
@@ -59,15 +61,13 @@ class Batch:
 
     step: int
     input_ids: Ints  # [T], FROM_DEVICE where the device knows
-    positions: Ints  # [T]
-    out_slots: Ints  # [T]: where each token's K and V go
     decode: DecodeGroup
     context_lens: Ints  # [B]: with the token itself
-    output_positions: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [B]: of the sampled tokens
+    output_positions: Ints = field(default_factory=lambda: _NONE)  # [B]: of the sampled tokens
     ends: Bools = field(default_factory=lambda: np.empty(0, np.bool_))  # [B]: where it is the sequence's last
     chunks: list[Chunk] = field(default_factory=list)
     first_samples: list[Sample] = field(default_factory=list)
-    logits_tokens: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R]: tokens whose logits are needed
+    logits_tokens: Ints = field(default_factory=lambda: _NONE)  # [R]: tokens whose logits are needed
     scored: list[Scored] = field(default_factory=list)
     table_writes: Ints = field(default_factory=lambda: NO_WRITES)  # since the batch before, as of `Rows.take_writes`
 
@@ -89,6 +89,22 @@ class Batch:
     def finished_prompts(self) -> list[Job]:
         """Jobs whose last chunk this is."""
         return [chunk.job for chunk in self.chunks if chunk.end == len(chunk.job.tokens)]
+
+    def positions(self) -> Ints:
+        """[T]: each token's in its request."""
+        return np.concatenate((self.context_lens - 1, self.prompt_positions()))
+
+    def out_slots(self, table: Ints) -> Ints:
+        """[T]: where each token's K and V go, by `Rows.table` as it is while the batch is launched."""
+        return np.concatenate((table[self.decode_rows, self.context_lens - 1], self.prompt_slots(table)))
+
+    def prompt_positions(self) -> Ints:
+        """[T - B]: as `positions`, of the chunks alone."""
+        return np.concatenate([_NONE, *(np.arange(each.start, each.end, dtype=np.int32) for each in self.chunks)])
+
+    def prompt_slots(self, table: Ints) -> Ints:
+        """[T - B]: as `out_slots`, of the chunks alone."""
+        return np.concatenate([_NONE, *(table[each.row, each.start : each.end] for each in self.chunks)])
 
     @property
     def num_tokens(self) -> int:

@@ -143,6 +143,10 @@ class KvCache:
                 self._private_roots.remove(holding.root)
         holding.slots = holding.slots[:0]
 
+    def settle(self) -> None:
+        """Sort in what was released, which the next to take slots would else have to wait for."""
+        self._allocator.settle()
+
     def _keep(self, holding: Holding, tokens: Ints) -> Ints:
         """Move the slots of `tokens` to the tree, evictable; return those that are left of the holding's own."""
         n = len(tokens)

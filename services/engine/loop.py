@@ -247,7 +247,7 @@ class Engine:
     def _handle(self, launched: _Launched) -> None:
         if self._pushes is not None:
             self._pushes.pump_until(launched.result.written)
-        ids = self._results.handle(launched.batch, launched.result, time.monotonic() - launched.began)
+        ids = self._results.handle(launched.batch, launched.result, launched.began)
         if self._agreement.count > 1:
             self._drawn = zlib.crc32(pack_ids(ids), self._drawn)
         if self._pushes is not None:

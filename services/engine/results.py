@@ -1,6 +1,13 @@
-"""A step's results: token ids appended to their sequences, ends found, one StepDone for all."""
+"""A step's results: token ids appended to their sequences, ends found, one StepDone for all.
 
+A sequence whose length ends it ends before its last token is known, while the device still computes: all that gives
+back slots and keeps the prefix is done by the time that a client waits for the host alone. Nothing is said of it before
+its token, and nothing comes in between.
+"""
+
+import time
 from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,33 +20,47 @@ from services.engine.runner import StepResult
 from services.engine.state import EngineState
 
 
+class _Expected(NamedTuple):
+    """Who of a batch has not ended since it was launched."""
+
+    rows: Bools  # [B]
+    first: list[tuple[int, Sequence]]
+    """With its sample's index."""
+    scored: list[bool]
+    """Whether the job of each chunk that is scored goes on, or ends with this step."""
+
+
 class ResultHandler:
     """Owned by the loop; called once a step, in the order of launches."""
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
+        self._done_at = 0.0
 
-    def handle(self, batch: Batch, result: StepResult, step_s: float) -> list[int]:
-        """Report a step; sequences that end are gone when this returns. `step_s` is what the step took.
+    def handle(self, batch: Batch, result: StepResult, began: float) -> list[int]:
+        """Report a step that was launched at `began`; sequences that end are gone when this returns.
 
         Returns the ids that were drawn, in the order of the batch's samples.
         """
         state = self._state
         at = len(state.events)  # what ends is said after the tokens that ended it
+        expected = self._expected(batch)
+        self._end_at_last(batch, expected)
         ids = result.token_ids()  # waits for the device: nothing else of a result is there before
         logprobs = result.logprobs()
-        # First: a job that ends with its first token is over once that has been handled.
         scores = [
-            (each.scored.job.job_id, each.packed()) for each in result.prompt_scores() if not each.scored.job.is_over
+            (each.scored.job.job_id, each.packed())
+            for each, wanted in zip(result.prompt_scores(), expected.scored, strict=True)
+            if wanted
         ]
-        plain = self._plain(batch, ids, logprobs)
+        plain = self._plain(batch, ids, logprobs, expected)
         tokens = _columns(batch, ids, plain)
-        others = self._others(batch, ids, plain, logprobs)
+        others = self._others(batch, ids, plain, logprobs, expected)
         done = StepDone(
             step=batch.step,
             others=others,
             usage=state.usage(),
-            step_s=step_s,
+            step_s=self._took(began),
             num_decode_rows=batch.num_decode_rows,
             num_prefill_tokens=batch.num_prefill_tokens,
             prefilling=[(chunk.job.job_id, chunk.end) for chunk in batch.chunks],
@@ -51,13 +72,39 @@ class ResultHandler:
         state.counters.evicted_tokens = state.kv.num_evicted
         return ids
 
-    def _plain(self, batch: Batch, ids: list[int], logprobs: dict[int, TokenLogprob]) -> Bools:
+    def _took(self, began: float) -> float:
+        """Seconds of a step whose ids have come: those in which the device was still at the step before are not its."""
+        now = time.monotonic()
+        began, self._done_at = max(began, self._done_at), now
+        return now - began
+
+    def _expected(self, batch: Batch) -> _Expected:
+        first = [(i, sample.sequence) for i, sample in enumerate(batch.first_samples, batch.num_decode_rows)]
+        return _Expected(
+            batch.decode.still_there(self._state.rows),
+            [(i, sequence) for i, sequence in first if not sequence.gone],
+            [not each.job.is_over for each in batch.scored],
+        )
+
+    def _end_at_last(self, batch: Batch, expected: _Expected) -> None:
+        """End the sequences that have their last token now, whichever it is. Not those whose prompt's KV is handed
+        over, which their job holds: that may still be pushed."""
+        ending = [batch.sequences[i] for i in np.flatnonzero(batch.ends & expected.rows).tolist()]
+        ending += [sequence for _, sequence in expected.first if _is_last(sequence) and not sequence.job.hand_over]
+        for sequence in ending:
+            self._state.end_sequence(sequence, len(sequence.outputs) + 1, is_drawn=False)
+        if ending:
+            self._state.kv.settle()
+
+    def _plain(
+        self, batch: Batch, ids: list[int], logprobs: dict[int, TokenLogprob], expected: _Expected
+    ) -> Bools:  # fmt: skip
         """[B]: the decode rows of which nothing but a token is to be said; it is appended to their outputs."""
         group = batch.decode
         if logprobs:
             return np.zeros(len(group.rows), np.bool_)
         tokens = ids[: len(group.rows)]
-        plain = group.still_there(self._state.rows) & ~batch.ends
+        plain = expected.rows & ~batch.ends
         if not group.stop_ids.isdisjoint(tokens):
             plain &= [token not in group.stop_ids for token in tokens]
         if np.count_nonzero(plain) == len(plain):
@@ -69,18 +116,16 @@ class ResultHandler:
         return plain
 
     def _others(
-        self, batch: Batch, ids: list[int], plain: Bools, logprobs: dict[int, TokenLogprob]
+        self, batch: Batch, ids: list[int], plain: Bools, logprobs: dict[int, TokenLogprob], expected: _Expected
     ) -> list[SequenceOutput]:  # fmt: skip
         """What is said of the samples that are not plain; first those of decode rows."""
-        samples = [(i, batch.sequences[i]) for i in np.flatnonzero(~plain).tolist()]
-        samples += [(len(plain) + i, sample.sequence) for i, sample in enumerate(batch.first_samples)]
+        samples = [(i, batch.sequences[i]) for i in np.flatnonzero(expected.rows & ~plain).tolist()]
+        samples += expected.first
+        self._state.counters.tokens_past_end += len(ids) - int(np.count_nonzero(plain)) - len(samples)
         others = []
         for i, sequence in samples:
-            if sequence.gone:
-                self._state.counters.tokens_past_end += 1
-            else:
-                sequence.outputs.append(ids[i])
-                others.append(self._output(sequence, logprobs.get(i)))
+            sequence.outputs.append(ids[i])
+            others.append(self._output(sequence, logprobs.get(i)))
         return others
 
     def _output(self, sequence: Sequence, logprob: TokenLogprob | None) -> SequenceOutput:
@@ -92,7 +137,7 @@ class ResultHandler:
             finish, stop_token_id = FinishReason.STOP, token_id
         elif index + 1 >= job.max_outputs:
             finish = FinishReason.LENGTH
-        if finish is not None:
+        if finish is not None:  # if it has not ended before its token came
             self._state.end_sequence(sequence, index + 1)
         return SequenceOutput(
             job.job_id,
@@ -103,6 +148,11 @@ class ResultHandler:
             finish=finish,
             stop_token_id=stop_token_id,
         )
+
+
+def _is_last(sequence: Sequence) -> bool:
+    """Whether its length allows no token behind the one that is being drawn."""
+    return len(sequence.outputs) + 1 >= sequence.job.max_outputs
 
 
 def _columns(batch: Batch, ids: list[int], plain: Bools) -> TokenColumns:

@@ -48,7 +48,6 @@ class Rows:
     def give_back(self, row: int) -> None:
         """Make a row free and empty."""
         self.table[row, : self.capacity[row]] = self._padding_slot
-        self._writes.append(np.array(((row, 0, self.capacity[row]),), np.int32))
         self.length[row] = self.capacity[row] = self.remaining[row] = 0
         self.job_ids[row] = NOBODY
         self._free.append(row)
@@ -74,7 +73,8 @@ class Rows:
         return self.remaining.nonzero()[0]
 
     def take_writes(self) -> Ints:
-        """[n, 3]: row, first column and end of each write to the table since the last call."""
+        """[n, 3]: row, first column and end of each write to the table since the last call; rows that were given back
+        are not told."""
         if not self._writes:
             return NO_WRITES
         writes, self._writes = self._writes, []

@@ -33,7 +33,7 @@ class SlotAllocator:
         """Return n slots in ascending runs, or None when fewer are free; [n], int32."""
         if n > self.num_free:
             return None
-        self._settle()
+        self.settle()
         parts: list[tuple[int, int]] = []
         while n:
             i = min(bisect_left(self._by_size, (n, 0)), len(self._by_size) - 1)
@@ -46,7 +46,7 @@ class SlotAllocator:
 
     def extend(self, start: int, n: int) -> Ints:
         """Return up to n slots from `start` on, as far as they are free: [<= n], int32."""
-        self._settle()
+        self.settle()
         end = self._end_of.get(start)
         taken = 0 if end is None else min(n, end - start)
         if taken:
@@ -55,7 +55,7 @@ class SlotAllocator:
 
     def take_run(self, start: int, n: int) -> bool:
         """Take exactly the n slots from `start` on, if they are all free."""
-        self._settle()
+        self.settle()
         if self._end_of.get(start, start) < start + n:
             return False
         self._take(start, n)
@@ -67,16 +67,17 @@ class SlotAllocator:
             self._freed.append(slots)
             self.num_free += len(slots)
 
-    def free_slots(self) -> Ints:
-        """List every free slot, ascending; for integrity checks."""
-        self._settle()
-        return _slots(sorted((start, end - start) for start, end in self._end_of.items()))
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Make runs of what was freed."""
         if self._freed:
             freed, self._freed = self._freed, []
             for start, end in runs(np.concatenate(freed)):
                 self._free_run(start, end)
+
+    def free_slots(self) -> Ints:
+        """List every free slot, ascending; for integrity checks."""
+        self.settle()
+        return _slots(sorted((start, end - start) for start, end in self._end_of.items()))
 
     def _take(self, start: int, n: int) -> None:
         end = self._end_of[start]
@@ -121,4 +122,7 @@ def runs(slots: Ints) -> list[tuple[int, int]]:
 def _slots(parts: list[tuple[int, int]]) -> Ints:
     if not parts:
         return np.empty(0, np.int32)
+    if len(parts) == 1:
+        ((start, n),) = parts
+        return np.arange(start, start + n, dtype=np.int32)
     return np.concatenate([np.arange(start, start + n, dtype=np.int32) for start, n in parts])

@@ -154,14 +154,17 @@ class EngineState:
         rows.job_ids[row], rows.choices[row] = job.job_id, sequence.choice
         rows.remaining[row] = max(0, job.max_outputs - job.num_given_outputs - num_sampled)
 
-    def end_sequence(self, sequence: Sequence, num_outputs: int) -> None:
-        """Take a sequence out and keep the KV of its first outputs as prefix; the last one ends the job."""
+    def end_sequence(self, sequence: Sequence, num_outputs: int, *, is_drawn: bool = True) -> None:
+        """Take a sequence out and keep the KV of its first outputs as prefix; the last one ends the job.
+
+        is_drawn: as of `valid_tokens`.
+        """
         if sequence.gone:
             return
         sequence.gone = True
         sequence.sampler_state = None  # counts of its tokens on the device; a runner may remember the sequence
         if sequence.holding is not None:
-            self.kv.release(sequence.holding, self.valid_tokens(sequence, num_outputs))
+            self.kv.release(sequence.holding, self.valid_tokens(sequence, num_outputs, is_drawn=is_drawn))
             sequence.holding = None
         if sequence.row is not None and sequence.job.row != sequence.row:
             self.sequence_of[sequence.row] = None
@@ -198,12 +201,16 @@ class EngineState:
         self.events.append(Ended(job.job_id))
         log.debug("ended %s attempt %d", job.key.request_id, job.key.attempt, extra={"request_id": job.key.request_id})
 
-    def valid_tokens(self, sequence: Sequence, num_outputs: int) -> Ints:
-        """Tokens whose KV is there for certain: the last sampled one has not been the input of a handled step."""
+    def valid_tokens(self, sequence: Sequence, num_outputs: int, *, is_drawn: bool = True) -> Ints:
+        """Tokens whose KV is there for certain: the last sampled one has not been the input of a handled step.
+
+        is_drawn: whether that one is among the outputs; else it is being drawn by a step that was launched.
+        """
         job = sequence.job
-        n = min(job.num_prompt_tokens + num_outputs, sequence.num_tokens - 1)
-        tokens = np.concatenate((job.tokens[: job.num_prompt_tokens], np.array(sequence.outputs, np.int32)))
-        return tokens[:n]
+        n = min(job.num_prompt_tokens + num_outputs, sequence.num_tokens - is_drawn)
+        if n <= len(job.tokens):
+            return job.tokens[:n]
+        return np.concatenate((job.tokens[: job.num_prompt_tokens], np.array(sequence.outputs, np.int32)))[:n]
 
     def holdings(self) -> list[Holding]:
         """Every holding that exists; for integrity checks."""

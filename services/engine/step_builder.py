@@ -60,13 +60,10 @@ class StepBuilder:
         rows, decoding = self._rows, decode.rows
         if len(decoding) == 0 and not plan:
             return None
-        positions = rows.length[decoding]
-        context_lens = positions + 1
+        context_lens = rows.length[decoding] + 1
         batch = Batch(
             step=step,
             input_ids=decode.input_ids,
-            positions=positions,
-            out_slots=rows.table[decoding, positions],
             decode=decode,
             context_lens=context_lens,
             output_positions=context_lens - rows.prompt[decoding],
@@ -79,15 +76,13 @@ class StepBuilder:
         return batch
 
     def _add_chunks(self, batch: Batch, plan: list[tuple[Job, int]]) -> None:
-        ids, positions, slots, ends = [batch.input_ids], [batch.positions], [batch.out_slots], []
+        ids, ends = [batch.input_ids], []
         at = batch.num_decode_rows
         for job, n in plan:
             assert job.row is not None
             chunk = Chunk(job, job.row, job.num_computed, n)
             batch.chunks.append(chunk)
             ids.append(job.tokens[chunk.start : chunk.end])
-            positions.append(np.arange(chunk.start, chunk.end, dtype=np.int32))
-            slots.append(self._rows.table[job.row, chunk.start : chunk.end])
             scored = scored_tokens(chunk, at)
             if scored is not None:
                 batch.scored.append(scored)
@@ -99,6 +94,4 @@ class StepBuilder:
                     Sample(sequence, row, job.num_given_outputs) for sequence in job.sequences.values()
                 ]
         batch.input_ids = np.concatenate(ids)
-        batch.positions = np.concatenate(positions)
-        batch.out_slots = np.concatenate(slots)
         batch.logits_tokens = np.concatenate((batch.logits_tokens, np.array(ends, np.int32)))

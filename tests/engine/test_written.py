@@ -34,7 +34,7 @@ def batch_of(step: Step, job: Job, start: int, end: int) -> Batch:
     nothing = np.empty(0, np.int32)
     chunk = Chunk(job, 0, start, end - start)
     nobody = group_of(np.empty(0, np.intp), Rows(1, 1, padding_slot=0), [])
-    return Batch(step.number, nothing, nothing, nothing, nobody, nothing, chunks=[chunk])
+    return Batch(step.number, nothing, nobody, nothing, chunks=[chunk])
 
 
 def test_nothing_is_read_before_its_step_is_the_next_to_end() -> None:

@@ -12,7 +12,7 @@ from triton.runtime import interpreter
 
 from services.engine import load
 from services.engine.backends.cuda import prefill_graphs, recipe
-from services.engine.backends.cuda.chunks import PaddedShape
+from services.engine.backends.cuda.padded_chunks import PaddedShape
 from services.engine.backends.cuda.runner import CudaRunner
 from tests.engine.driver import Driver
 

@@ -5,7 +5,7 @@ import sys
 
 from services.engine import load
 from services.engine.backends.cuda import prefill_graphs
-from services.engine.backends.cuda.chunks import PaddedShape
+from services.engine.backends.cuda.padded_chunks import PaddedShape
 from services.engine.backends.cuda.runner import CudaRunner
 from services.engine.process import run_process
 from tests.kernels import conftest  # noqa: F401 - switches the interpreter on before kernels are imported

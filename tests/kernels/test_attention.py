@@ -99,6 +99,12 @@ def test_work_list_covers_each_context_once(device: torch.device, context_lens: 
         assert all(item[3:7] == told for _, item in mine)
 
 
+def test_tiles_cover_each_query_once_and_those_with_most_keys_come_first() -> None:
+    tiles = prefill_tiles([40, 0, 16, 1, 16], [40, 0, 100, 31, 16], 16)
+    assert tiles == [(2, 0), (0, 32), (3, 0), (0, 16), (0, 0), (4, 0)]
+    assert prefill_tiles([], [], 16) == []
+
+
 @pytest.mark.parametrize(
     ("heads", "query_lens", "context_lens"),
     [

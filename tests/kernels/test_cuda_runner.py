@@ -24,6 +24,7 @@ from services.engine import host_rule, host_setup, sampling_rules
 from services.engine.backends.cuda import prefill_graphs
 from services.engine.backends.cuda.clock import Mark
 from services.engine.backends.cuda.decode_graphs import ladder
+from services.engine.backends.cuda.padded_chunks import PaddedShape
 from services.engine.backends.cuda.runner import CudaRunner
 from services.engine.config import ConfigError
 from services.engine.penalties import TokenPenalties
@@ -122,6 +123,21 @@ def test_every_way_of_sampling_equals_the_cpu_backend(engine: Engines, folder_of
         assert found == pytest.approx(expected, abs=1e-4)
 
 
+def note_graphs(prefill: prefill_graphs.PrefillGraphs) -> list[PaddedShape]:
+    """Shapes of the graphs that are launched from now on."""
+    shapes: list[PaddedShape] = []
+
+    def noting(shape: PaddedShape, graph: Callable[[], object]) -> Callable[[], object]:
+        def noted() -> None:
+            shapes.append(shape)
+            graph()
+
+        return noted
+
+    prefill._graphs = {shape: noting(shape, graph) for shape, graph in prefill._graphs.items()}
+    return shapes
+
+
 def test_many_short_prompts_share_a_graph_and_padding_run_beforehand_is_not_seen(
     engine: Engines, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,14 +147,31 @@ def test_many_short_prompts_share_a_graph_and_padding_run_beforehand_is_not_seen
     if not HAS_CARD:
         monkeypatch.setattr(prefill_graphs, "_LAUNCHED_TOKENS", 32)
         with torch.inference_mode():
-            prefill.warm(driver.engine._runner._stage_no_rows, 64)  # type: ignore[attr-defined]
+            prefill.warm(64)
+    shapes = note_graphs(prefill)
     prompts = [prompt_of(3, seed=i) for i in range(5)]
     driver.turn(*(driver.admit(prompt, 2, stop_token_ids=(EOS,)) for prompt in prompts))
-    assert prefill._chosen is not None
-    assert prefill._chosen.num_chunks >= len(prompts)
+    assert len(shapes) == 1
+    assert shapes[0].num_chunks >= len(prompts)
     driver.run()
     assert list(driver.tokens.values()) == [reference_greedy(folder, prompt, 2) for prompt in prompts]
     driver.check()
+
+
+def test_more_first_tokens_than_rows_come_of_prompts_to_hand_over(
+    engine: Engines, folder_of: Callable[[str], Path]
+) -> None:
+    runs = []
+    for driver in (Driver(folder_of("llama"), backend="cpu"), engine(folder_of("llama"), max_running_requests=2)):
+        several = driver.admit(
+            prompt_of(6), 4, choices=tuple(range(5)), hand_over=True, sampling=SamplingParams(temperature=1.0, seed=3)
+        )
+        driver.run(several)
+        driver.turn(ipc.Release(several.job_id))
+        runs.append({key: driver.tokens[key] for key in sorted(driver.tokens)})
+        driver.check()
+    assert runs[0] == runs[1]
+    assert len(runs[0]) == 5
 
 
 def test_what_a_sequence_has_on_the_device_goes_with_it(

@@ -28,10 +28,7 @@ def test_the_device_table_follows_the_hosts(device: torch.device) -> None:
             assert rows.take() == taken[0]
         staging.begin()
         staging.put(np.zeros(5, np.int32))
-        launches = table.stage(rows.take_writes(), staging)
-        staging.send()
-        for launch in launches:
-            launch()
+        table.send(rows.take_writes(), staging)
         for row in taken:
             n = int(rows.capacity[row])
             assert table.table[row, :n].tolist() == rows.table[row, :n].tolist()
@@ -53,13 +50,30 @@ def test_what_is_packed_first_lies_where_it_was_and_the_rest_follows(device: tor
     assert len(addresses) == 1
 
 
+def test_what_is_read_first_may_be_sent_before_the_rest(device: torch.device) -> None:
+    staging = Staging(512, device)
+    for turn in range(5):
+        staging.begin()
+        first = staging.put(np.full(40, turn, np.int32))
+        staging.send()
+        rest = staging.put_all([np.arange(n, dtype=np.int32) + turn for n in (3, 0, 64, 33)])
+        late = staging.put(np.full((2, 4), -turn, np.int32))
+        staging.send()
+        alone = staging.put_all([np.full(n, turn, np.int32) for n in (300, 2)])
+        staging.send()
+        assert first.tolist() == [turn] * 40
+        assert [each.tolist() for each in rest] == [list(range(turn, turn + n)) for n in (3, 0, 64, 33)]
+        assert late.tolist() == [[-turn] * 4] * 2
+        assert [each.tolist() for each in alone] == [[turn] * 300, [turn] * 2]
+
+
 def test_ids_stay_what_they_were_however_late_they_are_read(device: torch.device) -> None:
     """Blocks take turns, and a grammar may ask for the ids of a step long past."""
     blocks, steps = HostIds(8, device), range(11)
     fetched = []
     for step in steps:
         ids = torch.arange(step, step + 1 + step % 8, dtype=torch.int32, device=device)
-        blocks.take()[: len(ids)].copy_(ids, non_blocking=True)
+        blocks.take(len(ids))[: len(ids)].copy_(ids, non_blocking=True)
         fetched.append(blocks.launched(len(ids)))
     fetched[-1][1].wait()
     for step in reversed(steps):

@@ -121,3 +121,11 @@ def test_the_last_layer_may_compute_q_of_the_wanted_tokens_alone(
     prefill = PrefillStep(model.decoder, HEADS, model.rope, model.pool, tuning)
     assert_close(prefill(chunk(model, ids, 0, 4))[0], plain(model, ids)[3], 1e-5)
     assert_close(prefill(chunk(model, ids, 4, 8))[0], plain(model, ids)[7], 1e-5)
+
+
+def test_a_step_may_begin_with_its_ids_alone(device: torch.device, model: Model) -> None:
+    ids = torch.tensor(IDS, dtype=torch.int32, device=device)
+    prefill = PrefillStep(model.decoder, HEADS, model.rope, model.pool, PrefillTuning(16, 16, 2, 4))
+    begun = prefill.begin(ids[:4])
+    states = prefill.final_states(chunk(model, ids, 0, 4), begun)
+    assert_close(prefill.logits(states)[0], plain(model, ids)[3], 1e-5)

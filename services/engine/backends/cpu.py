@@ -71,13 +71,13 @@ class CpuBackend:
 
     def prepare(self, batch: Batch) -> Tensor:
         """See Backend."""
-        positions = torch.from_numpy(batch.positions).long()
+        positions = torch.from_numpy(batch.positions()).long()
         self._step = _Step(
             num_tokens=batch.num_tokens,
             positions=positions,
             cos=self._cos[positions].unsqueeze(1),
             sin=self._sin[positions].unsqueeze(1),
-            out_slots=run_or_index(batch.out_slots),
+            out_slots=run_or_index(batch.out_slots(self._table)),
             attention=AttentionPlan(batch, self._table, self.pool.shape[1] - 1, self.pool.dtype),
         )
         ids = torch.from_numpy(batch.input_ids).long()

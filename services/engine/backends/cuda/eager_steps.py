@@ -12,7 +12,8 @@ from kernels.argmax import ArgmaxScratch, argmax
 from kernels.indexed import publish_ids
 from kernels.layout import Heads, SlotTable
 from kernels.prefill_attention import PrefillTuning, prefill_attention
-from services.engine.backends.cuda.chunks import stage_chunks
+from services.engine.arrays import Ints
+from services.engine.backends.cuda.chunks import chunk_ids, stage_chunks
 from services.engine.backends.cuda.prefill_step import PrefillBatch
 from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
@@ -55,13 +56,12 @@ class EagerPrefill:
     def __init__(self, step: EagerStep, table: DeviceTable, staging: Staging, block_queries: int) -> None:
         self._step, self._table, self._staging, self._block_queries = step, table, staging, block_queries
 
-    def stage(self, batch: Batch) -> PrefillBatch:
-        """Pack a batch's chunks."""
-        return stage_chunks(batch, self._table, self._staging, self._block_queries)
-
-    def launch(self, chunks: PrefillBatch) -> tuple[Tensor, Tensor | None]:
-        """Return the logits of the chunks that end their prompts, and the final states of the scored tokens, where
-        there are any."""
+    def launch(self, batch: Batch, writes: Ints) -> tuple[Tensor, Tensor | None]:
+        """As of `PrefillGraphs`."""
+        self._staging.begin()
+        ids = self._staging.put(chunk_ids(batch))
+        chunks = stage_chunks(batch, ids, self._table, self._staging, self._block_queries)
+        self._table.send(writes, self._staging)
         states, n = self._step.states(chunks), chunks.logits_tokens.numel()
         return self._step.logits(states[:n]), None if chunks.scored is None else states[n:]
 

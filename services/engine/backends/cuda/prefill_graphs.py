@@ -1,7 +1,11 @@
-"""Short prefills as CUDA graphs by number of tokens: launched one by one, 300 kernels cost more than they compute.
+"""Prefills: short ones as CUDA graphs by number of tokens, since 300 kernels launched one by one cost more than they
+compute, and long ones kernel by kernel.
 
-A graph's arrays come behind the decode rows in the staging block, in sizes that depend on its shape alone, so they
-always lie where the capture found them.
+    short    pack all ─ send ─ table ─ graph
+    long     pack ids ─ send ─ first product ─ pack the rest ─ send ─ table ─ all else
+
+A graph's arrays come first in the staging block, in sizes that depend on its shape alone, so they always lie where the
+capture found them.
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.engine.backends.cuda.chunks import PaddedShape, stage_chunks, stage_padded
+from services.engine.arrays import Ints
+from services.engine.backends.cuda.chunks import chunk_ids, stage_chunks
 from services.engine.backends.cuda.clock import captured
+from services.engine.backends.cuda.padded_chunks import PaddedChunks, PaddedShape
 from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep
 from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
@@ -35,25 +41,25 @@ their first chunk."""
 
 
 class PrefillGraphs:
-    """Owned by the backend. A step is `stage`, right behind the decode rows, then `launch` once it is copied."""
+    """Owned by the backend, whose staging is for prompts alone."""
 
     def __init__(self, step: PrefillStep, table: DeviceTable, staging: Staging, block_queries: int) -> None:
         self._step, self._table, self._staging, self._block_queries = step, table, staging, block_queries
         self._graphs: dict[PaddedShape, Callable[[], object]] = {}
         self._logits: dict[PaddedShape, Tensor] = {}
-        self._kept: dict[PaddedShape, PrefillBatch] = {}
-        self._chosen: PaddedShape | None = None
+        self._padded: dict[PaddedShape, PaddedChunks] = {}
 
-    def capture(self, begin: Callable[[], object], device: torch.device) -> None:
-        """`begin` starts a step in the staging block and packs no decode rows."""
+    def capture(self, device: torch.device) -> None:
+        """Make the graphs."""
         began = time.monotonic()
         memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         for shape in reversed(SHAPES):
-            batch = self._kept[shape] = self._padding(shape, begin)
+            padded = self._padded[shape] = PaddedChunks(shape, self._table, self._block_queries)
+            batch = self._padding(padded)
             self._graphs[shape] = captured(self._launches(shape, batch), device, memory)
         log.info("prefill graphs for up to %s tokens, chunks: %.1f s", SHAPES, time.monotonic() - began)
 
-    def warm(self, begin: Callable[[], object], chunk_tokens: int) -> None:
+    def warm(self, chunk_tokens: int) -> None:
         """Run steps of padding that are too large for a graph, up to `chunk_tokens`: cuBLAS loads its kernels, torch
         takes memory, and cuDNN plans what it is to attend to."""
         began, largest = time.monotonic(), SHAPES[-1]
@@ -67,38 +73,44 @@ class PrefillGraphs:
             *((size, SHAPES[0].num_chunks) for size in sizes),
             (sizes[-1], largest.num_chunks),
         ):
-            self._step(self._padding(PaddedShape(num_tokens, num_chunks), begin))
+            shape = PaddedShape(num_tokens, num_chunks)
+            self._step(self._padding(PaddedChunks(shape, self._table, self._block_queries)))
         log.info("steps of up to %d prompt tokens: %.1f s", chunk_tokens, time.monotonic() - began)
 
-    def stage(self, batch: Batch) -> PrefillBatch:
-        """Pack a batch's chunks, padded where a graph takes them."""
+    def launch(self, batch: Batch, writes: Ints) -> tuple[Tensor, Tensor | None]:
+        """Compute a batch's chunks, once `writes` are in the slot table, as of `Rows.take_writes`.
+
+        Return logits, a row for each chunk that ends its prompt and perhaps more, and the final states of the scored
+        tokens, where there are any.
+        """
         num_tokens, num_chunks = batch.num_prefill_tokens, len(batch.chunks)
         fits = (each for each in SHAPES if num_tokens <= each.num_tokens and num_chunks <= each.num_chunks)
-        self._chosen = None if batch.scored else next(fits, None)
-        if self._chosen is None:
-            return stage_chunks(batch, self._table, self._staging, self._block_queries)
-        staged = stage_padded(batch, self._chosen, self._table, self._staging, self._block_queries)
-        assert staged.logits_tokens.data_ptr() == self._kept[self._chosen].logits_tokens.data_ptr()
-        return staged
+        shape = None if batch.scored else next(fits, None)
+        self._staging.begin()
+        return self._launch_long(batch, writes) if shape is None else self._launch_graph(batch, shape, writes)
 
-    def launch(self, chunks: PrefillBatch) -> tuple[Tensor, Tensor | None]:
-        """Compute what was staged last. Return logits, a row for each chunk that ends its prompt and perhaps more, and
-        the final states of the scored tokens, where there are any."""
-        if self._chosen is None and chunks.scored is not None:
-            states, n = self._step.final_states(chunks), chunks.logits_tokens.numel()
-            return self._step.logits(states[:n]), states[n:]
-        if self._chosen is None:
-            return self._step(chunks), None
-        self._graphs[self._chosen]()
-        return self._logits[self._chosen], None
+    def _launch_graph(self, batch: Batch, shape: PaddedShape, writes: Ints) -> tuple[Tensor, None]:
+        self._padded[shape].stage(batch, self._staging)
+        self._table.send(writes, self._staging)
+        self._graphs[shape]()
+        return self._logits[shape], None
+
+    def _launch_long(self, batch: Batch, writes: Ints) -> tuple[Tensor, Tensor | None]:
+        ids = self._staging.put(chunk_ids(batch))
+        self._staging.send()
+        begun = self._step.begin(ids)
+        staged = stage_chunks(batch, ids, self._table, self._staging, self._block_queries)
+        self._table.send(writes, self._staging)
+        states, n = self._step.final_states(staged, begun), staged.logits_tokens.numel()
+        return self._step.logits(states[:n]), None if staged.scored is None else states[n:]
 
     def logits(self, states: Tensor) -> Tensor:
         """As `PrefillStep.logits`."""
         return self._step.logits(states)
 
-    def _padding(self, shape: PaddedShape, begin: Callable[[], object]) -> PrefillBatch:
-        begin()
-        batch = stage_padded(None, shape, self._table, self._staging, self._block_queries)
+    def _padding(self, chunks: PaddedChunks) -> PrefillBatch:
+        self._staging.begin()
+        batch = chunks.stage_padding(self._staging)
         self._staging.send()
         return batch
 

@@ -9,6 +9,8 @@ computes the rest only for the tokens whose logits are asked for: one layer's at
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +30,16 @@ from services.engine.models.layers import Block, Decoder, Linear
 _FEW = 32
 """Tokens for each one whose logits are asked for, and such tokens at least, from which on q of the last layer is
 computed for these alone. Short steps are bound by reading the weights, once is best there."""
+
+
+class Begun(NamedTuple):
+    """A step whose ids are on the device and all else may still be packed."""
+
+    residual: Tensor  # [num_tokens, hidden]
+    normed: Tensor
+    """Room for the norms."""
+    qkv: Tensor
+    """The first layer's fused rows, not rotated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,28 +102,40 @@ class PrefillStep:
         """`[n, hidden]` as from `final_states` -> `[n, vocab]`, of this rank's share."""
         return torch.mm(states, self._decoder.head.t())
 
-    def final_states(self, batch: PrefillBatch) -> Tensor:
-        """Write the chunks' K and V; return the normed states `[n, hidden]` of `logits_tokens`, then of `scored`."""
-        decoder = self._decoder
-        residual = decoder.embedding[batch.ids]
+    def begin(self, ids: Tensor) -> Begun:
+        """Launch what needs nothing of a batch but its ids; the first product takes the device longer than the host
+        packs the rest."""
+        block = self._decoder.blocks[0]
+        residual = self._decoder.embedding[ids]
         normed = torch.empty_like(residual)
-        for i, block in enumerate(decoder.blocks[:-1]):
-            rms_norm(residual, block.attention_norm, normed, decoder.norm_eps, pdl=True)
-            attended = self._attend(i, block, normed, batch)
-            self._finish(block, attended, residual, normed)
-        return self._last(batch, residual, normed)
+        rms_norm(residual, block.attention_norm, normed, self._decoder.norm_eps, pdl=True)
+        return Begun(residual, normed, _product(normed, block.attention.qkv))
 
-    def _last(self, batch: PrefillBatch, residual: Tensor, normed: Tensor) -> Tensor:
-        decoder, block, layer = self._decoder, self._decoder.blocks[-1], len(self._decoder.blocks) - 1
-        rms_norm(residual, block.attention_norm, normed, decoder.norm_eps, pdl=True)
-        wanted, tiles = batch.logits_tokens, batch.last_tiles
+    def final_states(self, batch: PrefillBatch, begun: Begun | None = None) -> Tensor:
+        """Write the chunks' K and V; return the normed states `[n, hidden]` of `logits_tokens`, then of `scored`.
+
+        `begun`: of the batch's ids, if they were sent before the rest.
+        """
+        decoder, wanted = self._decoder, batch.logits_tokens
         if batch.scored is not None:
-            wanted, tiles = torch.cat((wanted, batch.scored)), batch.tiles
-        qkv = self._qkv_of_few(block.attention.qkv, normed, wanted)
+            wanted = torch.cat((wanted, batch.scored))
+        residual, normed, qkv = begun or self.begin(batch.ids)
+        for i, (block, following) in enumerate(pairwise(decoder.blocks)):
+            attended = self._attend(i, block, qkv, batch)
+            self._finish(block, attended, residual, normed)
+            rms_norm(residual, following.attention_norm, normed, decoder.norm_eps, pdl=True)
+            is_last = i + 2 == len(decoder.blocks)
+            linear = following.attention.qkv
+            qkv = self._qkv_of_few(linear, normed, wanted) if is_last else _product(normed, linear)
+        return self._last(batch, residual, qkv, wanted)
+
+    def _last(self, batch: PrefillBatch, residual: Tensor, qkv: Tensor, wanted: Tensor) -> Tensor:
+        decoder, block, layer = self._decoder, self._decoder.blocks[-1], len(self._decoder.blocks) - 1
         self._rotate(layer, block, qkv, batch)
         if wanted.numel():
             attended = torch.empty(len(residual), self._heads.num_heads * self._heads.head_dim,
                                    dtype=qkv.dtype, device=qkv.device)  # fmt: skip
+            tiles = batch.last_tiles if batch.scored is None else batch.tiles
             self._paged(layer, qkv, batch, tiles, attended)
             residual, attended = residual[wanted], attended[wanted]
             normed = torch.empty_like(residual)
@@ -166,15 +190,17 @@ class PrefillStep:
         return qkv
 
     def _rotate(self, layer: int, block: Block, qkv: Tensor, batch: PrefillBatch) -> None:
-        """Rotate q and k of the fused rows; write k and v to their slots."""
+        """Rotate q and k of the fused rows; write k and v to their slots.
+
+        In the first layer not before the kernel in front has ended: it may be the copy of slots and positions.
+        """
         norm = block.attention.qk_norm
         rope = self._rope
         if norm is not None:
             rope = replace(rope, q_norm=norm.q_weight, k_norm=norm.k_weight, eps=norm.eps)
-        rope_kv_write(qkv, self._pool[layer], batch.slots, batch.positions, rope, self._heads, pdl=True)
+        rope_kv_write(qkv, self._pool[layer], batch.slots, batch.positions, rope, self._heads, pdl=layer > 0)
 
-    def _attend(self, layer: int, block: Block, normed: Tensor, batch: PrefillBatch) -> Tensor:
-        qkv = _product(normed, block.attention.qkv)
+    def _attend(self, layer: int, block: Block, qkv: Tensor, batch: PrefillBatch) -> Tensor:
         self._rotate(layer, block, qkv, batch)
         if batch.whole is not None and batch.whole in self._planned:
             return self._whole_prompts(qkv, batch.whole)

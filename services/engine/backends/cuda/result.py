@@ -27,21 +27,24 @@ class Waiting:
 
 
 class HostIds:
-    """Pinned blocks that the ids of decode rows come to the host in, by turns; owned by the backend."""
+    """Pinned blocks that a step's ids come to the host in, by turns; owned by the backend."""
 
     def __init__(self, num_ids: int, device: torch.device) -> None:
+        """`num_ids`: room of a block; it grows where there are more."""
         self._device = device
         self._blocks = [pinned(num_ids, device) for _ in range(_BLOCKS)]
         self._drawn: list[Drawn | None] = [None] * _BLOCKS
         self._turn = 0
 
-    def take(self) -> Tensor:
-        """Return the block of the next step, which its last kernel stores ids into."""
+    def take(self, num_ids: int) -> Tensor:
+        """Return the block of the next step, which its last kernel stores `num_ids` ids into."""
         self._turn = (self._turn + 1) % _BLOCKS
         last = self._drawn[self._turn]
         if last is not None:
             last.read()  # who has not until now, will find them known
             self._drawn[self._turn] = None
+        if len(self._blocks[self._turn]) < num_ids:
+            self._blocks[self._turn] = pinned(num_ids, self._device)
         return self._blocks[self._turn]
 
     def launched(self, num_ids: int) -> tuple[Drawn, Mark]:

@@ -1,12 +1,13 @@
-"""The cuda backend: a step is one copy to the device, one graph for its decode rows, and launches for its chunks.
+"""The cuda backend: a step is one copy and one graph for its decode rows, then copies and launches for its chunks.
 
-    host      pack rows, lengths, table writes, chunks, draws ─ send ─ launch ─ read the results of the step before
-    device    ... the step before ...     copy ─ table ─ decode graph ─ prefill ─ draws
+    host      pack rows, lengths, draws, table writes ─ launch ─ pack chunks ─ launch ─ read the results before
+    device    ... the step before ...     copy ─ table ─ decode graph ─ copy ─ prefill ─ draws
 
 Sampled ids stay on the device as the rows' next inputs. The kernel that puts them there stores them into a pinned block
-too, whose address is sent with the rows; the host reads it one step late. Everything but gathers into transfer pages is
-launched on one stream, so slots and rows may be used again as soon as the host has given them back; a gather runs
-beside the next step, and `end_gathers` is for slots that are given back under it.
+too, whose address is sent before; the host reads it one step late. On an idle device a prompt's first token waits for
+the host twice, before the first launch and behind the ids: what can be packed behind the first launches is. Everything
+but gathers into transfer pages is launched on one stream, so slots and rows may be used again as soon as the host has
+given them back; a gather runs beside the next step, and `end_gathers` is for slots that are given back under it.
 
 Where rows have grammars, their draws wait for masks that the host makes of the ids before (`row_masks`). It is the
 device that waits: they are launched with all else.
@@ -17,13 +18,14 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels import pages
-from kernels.indexed import publish_ids, scatter_ints
+from kernels.indexed import publish_ids
 from kernels.launch import INTERPRETED, is_hopper
 from kernels.layout import Heads as KernelHeads
 from kernels.layout import Rope
@@ -34,7 +36,7 @@ from services.engine.backends.cuda.decode_graphs import DecodeGraphs
 from services.engine.backends.cuda.eager_steps import EagerDecode, EagerPrefill, EagerStep
 from services.engine.backends.cuda.host_pages import PinnedPages
 from services.engine.backends.cuda.prefill_graphs import PrefillGraphs
-from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep
+from services.engine.backends.cuda.prefill_step import PrefillStep
 from services.engine.backends.cuda.rank_sums import open_rank_sums
 from services.engine.backends.cuda.recipe import recipe_for
 from services.engine.backends.cuda.result import DeviceResult, HostIds, Outputs, Waiting
@@ -51,16 +53,27 @@ from services.engine.models.generic import GenericDecoder
 from services.engine.models.layers import Decoder
 from services.engine.prompt_scoring import ChunkScores, score
 from services.engine.ranks import Ranks
-from services.engine.rows import Rows
+from services.engine.rows import NO_WRITES, Rows
 from services.engine.runner import Copy
 
 log = logging.getLogger(__name__)
 
-_STAGING_INTS, _LATE_INTS = 1 << 20, 1 << 16
-"""Room for a step's arrays: 4 MiB, and 256 KiB behind its prompts; what is beyond is copied apart."""
+_STAGING_INTS = 1 << 20
+"""Room for a step's arrays, of its rows and of its prompts: 4 MiB each; what is beyond is copied apart."""
 _SMALL_TILES = PrefillTuning(block_queries=64, block_keys=32, stages=2, warps=4)
 """Where rows of K and V take more than 256 bytes: larger ones do not fit into shared memory."""
 _WIDEST_FOR_LARGE_TILES = 128
+
+
+class _Part(NamedTuple):
+    """Tokens of a step that are drawn together."""
+
+    drawn: Drawn
+    mark: Mark
+    """Behind what stores them into the host's memory."""
+    draws: Draws | None
+    """Beyond the argmax."""
+    logprobs: Logprobs | None
 
 
 class CudaRunner:
@@ -85,10 +98,10 @@ class CudaRunner:
         self._max_rows = len(rows.length)
         self._table = DeviceTable(rows, pool.shape[1] - 1, self.device)
         self._staging = Staging(3 * self._max_rows + _STAGING_INTS, self.device)
-        self._late_staging = Staging(_LATE_INTS, self.device)
+        self._prompt_staging = Staging(_STAGING_INTS, self.device)
         self._packed: Ints = np.zeros((3, -(-self._max_rows // 32) * 32), np.int32)
         """What the graphs read of a step: rows, lengths, the address of the block that its ids go to."""
-        self._host_ids = HostIds(self._max_rows, self.device)
+        self._host_ids, self._first_ids = (HostIds(self._max_rows, self.device) for _ in range(2))
         packed = self._stage_no_rows()
         self._rows, self._lens = packed[:2, : self._max_rows]
         self._host_block = packed[2].view(torch.int64)[:1]
@@ -116,17 +129,8 @@ class CudaRunner:
         """See Runner."""
         if batch.chunks:  # their launches take memory and load code, for which the driver may wait for the device
             self._masks.settle()
-        n, staging = batch.num_decode_rows, self._staging
-        self._stage_rows(batch.decode_rows, batch.context_lens, self._host_ids.take() if n else None)
-        chunks = self._prefill.stage(batch) if batch.chunks else None
-        writes = self._table.stage(batch.table_writes, staging)
-        decode_draws = self._row_draws.stage(batch, staging)
-        staging.send()
-        for write in writes:
-            write()
-        if n:
-            self._graphs.launch(n)
-        return DeviceResult(self._launch_rest(batch, decode_draws, chunks), self.waiting)
+        draws = self._launch_rows(batch) if batch.num_decode_rows else None
+        return DeviceResult(self._launch_rest(batch, draws), self.waiting)
 
     def set_next_ids(self, rows: list[int], ids: list[int]) -> None:
         """See Runner."""
@@ -160,7 +164,7 @@ class CudaRunner:
         tuning = _SMALL_TILES if small else PrefillTuning()
         log.info("decode and prompts: attention Triton over slots, all else the model's own modules, no graphs")
         step = EagerStep(decoder, self._heads, self.pool, tuning)
-        self._prefill = EagerPrefill(step, self._table, self._staging, tuning.block_queries)
+        self._prefill = EagerPrefill(step, self._table, self._prompt_staging, tuning.block_queries)
         self._graphs = EagerDecode(
             step, self._table, self._rows, self._lens, self._host_block, self._vocab, self.pool.dtype
         )
@@ -176,10 +180,10 @@ class CudaRunner:
             "length fill a step, products cuBLAS", "Triton up to 64 rows, cuBLAS above" if half else "cuBLAS",
         )  # fmt: skip
         prefill = PrefillStep(decoder, self._heads, self._rope, self.pool, tuning, sums)
-        graphs = PrefillGraphs(prefill, self._table, self._staging, tuning.block_queries)
-        graphs.capture(self._stage_no_rows, self.device)
+        graphs = PrefillGraphs(prefill, self._table, self._prompt_staging, tuning.block_queries)
+        graphs.capture(self.device)
         if not INTERPRETED:
-            graphs.warm(self._stage_no_rows, chunk_tokens)
+            graphs.warm(chunk_tokens)
         self._prefill = graphs
         self._stage_no_rows()
         self._staging.send()
@@ -201,47 +205,55 @@ class CudaRunner:
 
     def _stage_no_rows(self) -> Tensor:
         """For launches whose ids nobody reads."""
-        return self._stage_rows(np.empty(0, np.intp), np.empty(0, np.int32), self._host_ids.take())
+        return self._stage_rows(np.empty(0, np.intp), np.empty(0, np.int32), self._host_ids.take(self._max_rows))
 
-    def _stage_rows(self, decode_rows: Indexes, context_lens: Ints, block: Tensor | None) -> Tensor:
+    def _stage_rows(self, decode_rows: Indexes, context_lens: Ints, block: Tensor) -> Tensor:
         """Pack what the graphs read, first of all, so that it always lies at the same addresses."""
         n, (rows, lens, address) = len(decode_rows), self._packed
         rows[:n], rows[n:] = decode_rows, self._table.padding_row
         lens[:n], lens[n:] = context_lens, 0
-        if block is not None:
-            address[:2].view(np.int64)[0] = block.data_ptr()
+        address[:2].view(np.int64)[0] = block.data_ptr()
         self._staging.begin()
         return self._staging.put(self._packed)
 
-    def _launch_rest(self, batch: Batch, draws: Draws | None, chunks: PrefillBatch | None) -> Outputs:
+    def _launch_rows(self, batch: Batch) -> Draws | None:
+        """Launch the graph of a step's decode rows; return how they are drawn beyond the argmax."""
+        n, staging = batch.num_decode_rows, self._staging
+        self._stage_rows(batch.decode_rows, batch.context_lens, self._host_ids.take(n))
+        draws = self._row_draws.stage(batch, staging)
+        self._table.send(batch.table_writes, staging)
+        self._graphs.launch(n)
+        return draws
+
+    def _launch_rest(self, batch: Batch, draws: Draws | None) -> Outputs:
         """All of a step behind its decode graph. Prompts come first: nothing is launched behind a hold for masks that
         takes memory or loads code."""
-        n, written = batch.num_decode_rows, None
-        asked: list[Logprobs | None] = []
-        sent: list[Drawn] = []
+        n, parts = batch.num_decode_rows, []
         scores: list[ChunkScores] = []
-        first_draws: Draws | None = None
-        if chunks is not None:
-            logits, states = self._prefill.launch(chunks)
-            first_draws, first, logprobs = self._sample_first(batch, logits)
-            sent.append(first)
-            asked.append(logprobs)
+        if batch.chunks:
+            logits, states = self._prefill.launch(batch, NO_WRITES if n else batch.table_writes)
+            if batch.first_samples:
+                parts.append(self._draw_first(batch, logits))
             scores = self._score(batch, states)
         if n:
-            if draws is not None:
-                asked.append(self._draw_rows(n, draws))
-            decoded, written = self._host_ids.launched(n)
-            sent.insert(0, decoded)
-            if draws is not None:
-                draws.drawn(self._graphs.sampled, decoded)
-        told = [each for each in asked if each is not None]
-        masks = [each for part in (draws, first_draws) if part is not None for each in part.masks]
-        return Outputs(sent, masks, told, scores, written or Mark(self.device))
+            parts.insert(0, self._draw_rows(n, draws))
+        return Outputs(
+            [each.drawn for each in parts],
+            [masks for each in parts if each.draws is not None for masks in each.draws.masks],
+            [each.logprobs for each in parts if each.logprobs is not None],
+            scores, parts[0].mark if n else Mark(self.device),
+        )  # fmt: skip
 
-    def _draw_rows(self, n: int, draws: Draws) -> Logprobs | None:
-        logprobs = launch_draws(draws, self._whole(self._graphs.logits[:n]), self._graphs.sampled)
-        self._publish(n)
-        return logprobs
+    def _draw_rows(self, n: int, draws: Draws | None) -> _Part:
+        """The decode graph has drawn and sent the argmax; what else is asked for follows."""
+        logprobs = None
+        if draws is not None:
+            logprobs = launch_draws(draws, self._whole(self._graphs.logits[:n]), self._graphs.sampled)
+            self._publish(n)
+        drawn, mark = self._host_ids.launched(n)
+        if draws is not None:
+            draws.drawn(self._graphs.sampled, drawn)
+        return _Part(drawn, mark, draws, logprobs)
 
     def _publish(self, n: int) -> None:
         publish_ids(self._graphs.sampled[:n], self._rows[:n], self._table.next_ids, self._host_block)
@@ -259,27 +271,24 @@ class CudaRunner:
             score(each, part, logits_of, self._vocab, download) for each, part in zip(batch.scored, parts, strict=True)
         ]
 
-    def _sample_first(self, batch: Batch, logits: Tensor) -> tuple[Draws | None, Drawn, Logprobs | None]:
+    def _draw_first(self, batch: Batch, logits: Tensor) -> _Part:
         """Draw the tokens that end prompts. How is packed behind the prompts' launches: the device has long to compute,
         and would else wait for it."""
-        samples, staging = batch.first_samples, self._late_staging
-        ids = torch.empty(len(samples), dtype=torch.int32, device=self.device)
-        draws = logprobs = None
-        if samples:
-            staging.begin()
-            # The padding row where nothing is decoded here.
-            rows = [self._table.padding_row if (row := s.sequence.row) is None else row for s in samples]
-            index = staging.put(np.array(rows, np.int32))
-            draws = stage_draws(samples, batch.num_decode_rows, self._vocab, staging, self._masks, self.device)
-            assert draws is not None
-            staging.send()
-            logprobs = launch_draws(draws, self._whole(logits), ids)
-            scatter_ints(ids, index, self._table.next_ids)
-        host = download(ids).numpy()
-        drawn = Drawn(host, Mark(self.device).wait)
-        if draws is not None:
-            draws.drawn(ids, drawn)
-        return draws, drawn, logprobs
+        samples, staging, n = batch.first_samples, self._prompt_staging, len(batch.first_samples)
+        # The padding row where nothing is decoded here.
+        rows = [self._table.padding_row if (row := s.sequence.row) is None else row for s in samples]
+        address = np.array([self._first_ids.take(n).data_ptr()], np.int64)
+        index = staging.put(np.array(rows, np.int32))
+        block = staging.put(address.view(np.int32)).view(torch.int64)
+        draws = stage_draws(samples, batch.num_decode_rows, self._vocab, staging, self._masks, self.device)
+        staging.send()
+        assert draws is not None
+        ids = torch.empty(n, dtype=torch.int32, device=self.device)
+        logprobs = launch_draws(draws, self._whole(logits), ids)
+        publish_ids(ids, index, self._table.next_ids, block)
+        drawn, mark = self._first_ids.launched(n)
+        draws.drawn(ids, drawn)
+        return _Part(drawn, mark, draws, logprobs)
 
     def _whole(self, logits: Tensor) -> Tensor:
         """The logits of the whole vocabulary, where each rank has some."""

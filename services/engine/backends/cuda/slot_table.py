@@ -32,13 +32,18 @@ class DeviceTable:
         self.padding_slot = padding_slot
         self._given: list[tuple[int, int]] = []
 
+    @property
+    def on_host(self) -> Ints:
+        """`[num_rows, width]`: the host's own."""
+        return self._rows.table
+
     def give_ids(self, rows: list[int], ids: list[int]) -> None:
         """Set next ids from the host, before the next step's launches."""
         self._given += zip(rows, ids, strict=True)
 
-    def stage(self, writes: Ints, staging: Staging) -> list[Callable[[], None]]:
-        """Pack what has changed since the last step, `writes` as of `Rows.take_writes`; return the launches that write
-        it, for behind the copy."""
+    def send(self, writes: Ints, staging: Staging) -> None:
+        """Pack what has changed since the last step, `writes` as of `Rows.take_writes`, send it with all that is packed
+        already, and launch what writes it."""
         launches: list[Callable[[], None]] = []
         if len(writes):
             index, values = self._changed(writes)
@@ -48,16 +53,20 @@ class DeviceTable:
             rows, ids = np.array(self._given, np.int32).T
             launches.append(_writing(staging.put(ids), staging.put(rows), self.next_ids))
             self._given = []
-        return launches
+        staging.send()
+        for launch in launches:
+            launch()
 
     def _changed(self, writes: Ints) -> tuple[Ints, Ints]:
         """Flat positions and slots, as the host's table has them now; a place that was written twice comes twice."""
-        rows, starts, ends = writes.T
+        table, (rows, starts, ends) = self._rows.table, writes.T
         lengths = np.maximum(np.minimum(ends, self._rows.capacity[rows]) - starts, 0)
-        before = np.cumsum(lengths) - lengths
-        columns = np.arange(before[-1] + lengths[-1], dtype=np.int32) + np.repeat(starts - before, lengths)
-        rows = np.repeat(rows, lengths)
-        return (rows * self.table.shape[1] + columns).astype(np.int32), self._rows.table[rows, columns]
+        before = np.cumsum(lengths, dtype=np.int32) - lengths
+        each = np.arange(before[-1] + lengths[-1], dtype=np.int32)
+        here = each + np.repeat(rows * table.shape[1] + starts - before, lengths)
+        wider = self.table.shape[1] - table.shape[1]
+        there = here + np.repeat(rows * wider, lengths) if wider else here
+        return there, table.reshape(-1).take(here)
 
 
 def _writing(values: Tensor, index: Tensor, out: Tensor) -> Callable[[], None]:

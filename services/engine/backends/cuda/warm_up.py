@@ -73,10 +73,7 @@ def warm_table(table: DeviceTable, staging: Staging) -> None:
     """Write what padding reads, as it is."""
     table.give_ids([table.padding_row], [0])
     staging.begin()
-    writes = table.stage(NO_WRITES, staging)
-    staging.send()
-    for write in writes:
-        write()
+    table.send(NO_WRITES, staging)
 
 
 def _sequence(sampling: SamplingParams, min_new_tokens: int) -> Sequence:

@@ -30,6 +30,7 @@ def _rank_pick(addresses_ptr, epochs_ptr, logits_ptr, ids_ptr, row_stride, rows,
     epoch = tl.load(epochs_ptr + tl.program_id(0)) + 1
     own_id = tl.load(ids_ptr + row, mask=live, other=0)
     best = tl.load(logits_ptr + row.to(tl.int64) * row_stride + own_id, mask=live, other=0.0).to(tl.float32)
+    best = tl.where(best == best, best, float("-inf"))  # beside NaN every rank would keep its own
     best_id = own_id + RANK * share
     tell_wide(addresses_ptr, epoch, places, at, best, live, RANK, COUNT)
     tell_wide(addresses_ptr, epoch, places, at + BLOCK, best_id, live, RANK, COUNT)
@@ -61,7 +62,7 @@ def rank_pick(box: Mailbox, logits: torch.Tensor, ids: torch.Tensor, *, pdl: boo
     rows, share = logits.shape
     expect_shape("ids", ids, (rows,))
     grid = (triton.cdiv(rows, BLOCK_ROWS),)
-    if places_of(rows) > box.places or grid[0] > box.slots:
+    if places_of(rows) > box.places or grid[0] > min(box.slots, box.programs):
         raise ValueError(f"logits: {rows} rows, there is room for {box.places // WORDS}")
     _rank_pick[grid](
         box.addresses, box.epochs, logits, ids, logits.stride(0), rows, box.places, share, RANK=box.rank,

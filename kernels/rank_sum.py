@@ -24,6 +24,18 @@ from kernels.skinny_gemm import NormOut
 
 BLOCK = 256
 _WARPS = 4
+_REGISTERS_OF_ALL = 1 << 16
+"""Of a multiprocessor."""
+
+
+def _registers(count: int) -> int:
+    """What a thread may have: 16-bit values of `count` ranks need no more, wide ones spill a little."""
+    return 40 if count <= 2 else 64 if count <= 4 else 128
+
+
+def programs_of(multiprocessors: int, count: int) -> int:
+    """Programs of a sum over `count` ranks that a device holds at once."""
+    return multiprocessors * (_REGISTERS_OF_ALL // (32 * _WARPS * _registers(count)))
 
 
 @triton.jit
@@ -47,45 +59,60 @@ def _edges(total, home, weights, scaled_at, inside, NORM_OUT: tl.constexpr):
 
 
 @triton.jit
-def _rank_sum(addresses_ptr, epochs_ptr, partial_ptr, residual_ptr, norm_ptr, scaled_ptr, squares_ptr, places, width,
-              residual_stride, scaled_stride, squares_stride, RANK: tl.constexpr, COUNT: tl.constexpr,
+def _own(partial, a, b, c, width):
+    """This rank's values of a row."""
+    return (
+        tl.load(partial + a, mask=a < width, other=0.0),
+        tl.load(partial + b, mask=b < width, other=0.0),
+        tl.load(partial + c, mask=c < width, other=0.0),
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _rank_sum(addresses_ptr, epochs_ptr, partial_ptr, residual_ptr, norm_ptr, scaled_ptr, squares_ptr, places, rows,
+              width, residual_stride, scaled_stride, squares_stride, RANK: tl.constexpr, COUNT: tl.constexpr,
               BLOCK: tl.constexpr, NUM_WORDS: tl.constexpr, NORM_OUT: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """Grid `(rows, num_tiles(width))`; row offsets are 64-bit. A tile is three runs of BLOCK columns: a, b and c."""
-    row, tile = tl.program_id(0), tl.program_id(1)
+    """Grid `(at most rows, num_tiles(width))`: a program takes the same tile of every so many-th row, and tells all of
+    its values before it waits for any. A tile is three runs of BLOCK columns: a, b and c. Row offsets are 64-bit."""
+    first, tile = tl.program_id(0), tl.program_id(1)
     a = tile * (3 * BLOCK) + tl.arange(0, BLOCK)
     b, c = a + BLOCK, a + 2 * BLOCK
-    slot = row * tl.num_programs(1) + tile
-    at = slot.to(tl.int64) * (NUM_WORDS * BLOCK)
-    partial = partial_ptr + row.to(tl.int64) * width
-    residual = residual_ptr + row.to(tl.int64) * residual_stride
-    scaled = scaled_ptr + row.to(tl.int64) * scaled_stride
     weights_a = _weights(norm_ptr, a, width, NORM_OUT)
     weights_b = _weights(norm_ptr, b, width, NORM_OUT)
     weights_c = _weights(norm_ptr, c, width, NORM_OUT)
     wait_for_previous(PDL)
     release_next(PDL)
-    epoch = tl.load(epochs_ptr + slot) + 1
-    own_a = tl.load(partial + a, mask=a < width, other=0.0)
-    own_b = tl.load(partial + b, mask=b < width, other=0.0)
-    own_c = tl.load(partial + c, mask=c < width, other=0.0)
-    total_a = tl.load(residual + a, mask=a < width, other=0.0).to(tl.float32)
-    total_b = tl.load(residual + b, mask=b < width, other=0.0).to(tl.float32)
-    total_c = tl.load(residual + c, mask=c < width, other=0.0).to(tl.float32)
-    tell(addresses_ptr, epoch, places, at, own_a, own_b, own_c, a < width, RANK, COUNT)
-    for r in tl.static_range(COUNT):
-        if r == RANK:
-            its_a, its_b, its_c = own_a, own_b, own_c
-        else:
-            its_a, its_b, its_c = hear(addresses_ptr, epoch, places, at, a < width, r, own_a.dtype, RANK, COUNT)
-        total_a += its_a.to(tl.float32)
-        total_b += its_b.to(tl.float32)
-        total_c += its_c.to(tl.float32)
-    tl.store(epochs_ptr + slot, epoch)
-    squares = _edges(total_a, residual + a, weights_a, scaled + a, a < width, NORM_OUT)
-    squares += _edges(total_b, residual + b, weights_b, scaled + b, b < width, NORM_OUT)
-    squares += _edges(total_c, residual + c, weights_c, scaled + c, c < width, NORM_OUT)
-    if NORM_OUT:
-        tl.store(squares_ptr + tile * squares_stride + row, tl.sum(squares))
+    for behind in range(0, rows - first, tl.num_programs(0)):
+        row = first + behind
+        slot = row * tl.num_programs(1) + tile
+        own_a, own_b, own_c = _own(partial_ptr + row.to(tl.int64) * width, a, b, c, width)
+        tell(addresses_ptr, tl.load(epochs_ptr + slot) + 1, places, slot.to(tl.int64) * (NUM_WORDS * BLOCK),
+             own_a, own_b, own_c, a < width, RANK, COUNT)  # fmt: skip
+    for behind in range(0, rows - first, tl.num_programs(0)):
+        row = first + behind
+        slot = row * tl.num_programs(1) + tile
+        at = slot.to(tl.int64) * (NUM_WORDS * BLOCK)
+        epoch = tl.load(epochs_ptr + slot) + 1
+        own_a, own_b, own_c = _own(partial_ptr + row.to(tl.int64) * width, a, b, c, width)
+        residual = residual_ptr + row.to(tl.int64) * residual_stride
+        scaled = scaled_ptr + row.to(tl.int64) * scaled_stride
+        total_a = tl.load(residual + a, mask=a < width, other=0.0).to(tl.float32)
+        total_b = tl.load(residual + b, mask=b < width, other=0.0).to(tl.float32)
+        total_c = tl.load(residual + c, mask=c < width, other=0.0).to(tl.float32)
+        for r in tl.static_range(COUNT):
+            if r == RANK:
+                its_a, its_b, its_c = own_a, own_b, own_c
+            else:
+                its_a, its_b, its_c = hear(addresses_ptr, epoch, places, at, a < width, r, own_a.dtype, RANK, COUNT)
+            total_a += its_a.to(tl.float32)
+            total_b += its_b.to(tl.float32)
+            total_c += its_c.to(tl.float32)
+        tl.store(epochs_ptr + slot, epoch)
+        squares = _edges(total_a, residual + a, weights_a, scaled + a, a < width, NORM_OUT)
+        squares += _edges(total_b, residual + b, weights_b, scaled + b, b < width, NORM_OUT)
+        squares += _edges(total_c, residual + c, weights_c, scaled + c, c < width, NORM_OUT)
+        if NORM_OUT:
+            tl.store(squares_ptr + tile * squares_stride + row, tl.sum(squares))
 
 
 def num_tiles(width: int) -> int:
@@ -116,15 +143,17 @@ def rank_sum(
     expect_rows_contiguous("residual", residual)
     expect_shape("partial", partial, (rows, width))
     size = partial.element_size()
-    grid = (rows, num_tiles(width))
-    if grid[0] * grid[1] > box.slots or places_of(rows, width, size) > box.places:
+    tiles = num_tiles(width)
+    if rows * tiles > box.slots or places_of(rows, width, size) > box.places:
         raise ValueError(f"partial: {rows} rows, there is room for {box.places // places_of(1, width, size)}")
     if norm_out is not None:
         expect_shape("norm_out.weight", norm_out.weight, (width,))
+    grid = (max(min(rows, box.programs // tiles), 1), tiles)
     _rank_sum[grid](
         box.addresses, box.epochs, partial, residual, norm_out.weight if norm_out else residual,
-        norm_out.scaled if norm_out else residual, norm_out.squares if norm_out else box.epochs, box.places, width,
-        residual.stride(0), norm_out.scaled.stride(0) if norm_out else 0, norm_out.squares.stride(0) if norm_out else 0,
-        RANK=box.rank, COUNT=box.count, BLOCK=BLOCK, NUM_WORDS=words_of(size), NORM_OUT=norm_out is not None,
-        num_warps=_WARPS, **dependent(pdl),
+        norm_out.scaled if norm_out else residual, norm_out.squares if norm_out else box.epochs, box.places, rows,
+        width, residual.stride(0), norm_out.scaled.stride(0) if norm_out else 0,
+        norm_out.squares.stride(0) if norm_out else 0, RANK=box.rank, COUNT=box.count, BLOCK=BLOCK,
+        NUM_WORDS=words_of(size), NORM_OUT=norm_out is not None, num_warps=_WARPS, maxnreg=_registers(box.count),
+        **dependent(pdl),
     )  # fmt: skip

@@ -4,7 +4,7 @@ Each rank owns a mailbox that the others write into. A word of 8 bytes carries t
 number of its exchange, as low-latency protocols of collectives do it: whoever waits for a word looks at the word
 itself, so there is no flag to set behind it and no fence between the two, only the way over the wire.
 
-Programs of the same number exchange with each other and count for themselves, so that nothing is reset and a CUDA graph
+Slots of the same number exchange with each other and count for themselves, so that nothing is reset and a CUDA graph
 can repeat the launch. Two places are written in turn: who sends a second time has heard what the others sent in the
 exchange between, and they sent that after the first one had ended for them.
 """
@@ -23,7 +23,9 @@ class Mailbox:
     """One rank's view of all ranks' boxes: `[2, count, places]` words each, zero before the first launch.
 
     addresses: `[count]` int64, where each rank's box begins, as this rank's device sees it.
-    epochs: `[slots]` int32 of this rank alone, exchanges so far of each program, zero before the first launch.
+    epochs: `[slots]` int32 of this rank alone, exchanges so far of each slot, zero before the first launch.
+    programs: that are sure to be on the device at the same time. No more may wait in a launch: a program that has not
+        begun has told nobody anything, and would wait for the end of one that waits, on another rank, for it.
     """
 
     addresses: torch.Tensor
@@ -31,10 +33,11 @@ class Mailbox:
     places: int
     rank: int
     count: int
+    programs: int
 
     @property
     def slots(self) -> int:
-        """Programs that may exchange in one launch."""
+        """Exchanges of one launch."""
         return int(self.epochs.shape[0])
 
 

@@ -15,6 +15,8 @@ from kernels.skinny_gemm import NormOut
 from tests.kernels.close import assert_close
 
 SLOTS = 64
+PROGRAMS = 2
+"""So few that a program has several rows."""
 
 
 def world(count: int, places: int, itemsize: int, device: torch.device, epoch: int = 0) -> list[Mailbox]:
@@ -26,7 +28,7 @@ def world(count: int, places: int, itemsize: int, device: torch.device, epoch: i
     addresses = torch.tensor([box.data_ptr() for box in boxes], device=device)
     _ALIVE[addresses] = boxes
     return [
-        Mailbox(addresses, torch.full((SLOTS,), epoch, dtype=torch.int32, device=device), places, rank, count)
+        Mailbox(addresses, torch.full((SLOTS,), epoch, dtype=torch.int32, device=device), places, rank, count, PROGRAMS)
         for rank in range(count)
     ]
 
@@ -127,14 +129,27 @@ def test_the_best_of_all_shares_is_picked_and_ties_go_to_the_lowest_id(device: t
     parts = logits.view(rows, 2, share).transpose(0, 1).contiguous()
     best = torch.stack([torch.stack([(row == row.max()).nonzero()[0, 0] for row in part]) for part in parts]).int()
     ids = best + share * torch.arange(2, dtype=torch.int32, device=device)[:, None]
-    said = torch.stack((parts.amax(2).view(torch.int32), ids), dim=1)
-    tiles = torch.nn.functional.pad(said, (0, -rows % BLOCK_ROWS)).unflatten(2, (-1, BLOCK_ROWS)).transpose(1, 2)
-    for rank, (part, own) in enumerate(zip(parts, best, strict=True)):
-        boxes = world(2, places_of_picks(rows), 4, device)
-        other = boxes[1 - rank]
-        _send_pick[(tiles.shape[1],)](
-            other.addresses, other.epochs, tiles[other.rank].contiguous(), other.places,
-            RANK=other.rank, COUNT=2, BLOCK=BLOCK_ROWS, WORDS=WORDS,
-        )  # fmt: skip
-        rank_pick(boxes[rank], part, own)
-        assert own.tolist() == expected
+    for rank, part in enumerate(parts):
+        assert picked(rank, part, best[rank], parts.amax(2)[1 - rank], ids[1 - rank]) == expected
+
+
+def test_ranks_agree_on_a_row_that_is_not_a_number(device: torch.device) -> None:
+    logits = torch.full((1, 50), float("nan"), device=device)
+    for rank in range(2):
+        own, other = (torch.tensor([each], dtype=torch.int32, device=device) for each in (0, (1 - rank) * 50))
+        assert picked(rank, logits, own, torch.full((1,), float("-inf"), device=device), other) == [0]
+
+
+def picked(rank: int, part: torch.Tensor, own: torch.Tensor, value: torch.Tensor, token_id: torch.Tensor) -> list[int]:
+    """What `rank` of two picks from its share, best at `own`, when the other one says its best value and its id."""
+    rows = len(own)
+    boxes = world(2, places_of_picks(rows), 4, part.device)
+    other = boxes[1 - rank]
+    said = torch.nn.functional.pad(torch.stack((value.view(torch.int32), token_id)), (0, -rows % BLOCK_ROWS))
+    tiles = said.unflatten(1, (-1, BLOCK_ROWS)).transpose(0, 1).contiguous()
+    _send_pick[(len(tiles),)](
+        other.addresses, other.epochs, tiles, other.places, RANK=other.rank, COUNT=2, BLOCK=BLOCK_ROWS, WORDS=WORDS
+    )
+    rank_pick(boxes[rank], part, own)
+    ids: list[int] = own.tolist()
+    return ids

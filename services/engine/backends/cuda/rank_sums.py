@@ -67,8 +67,11 @@ class PeerSums(RankSums):
         self._memory = open_peer_memory(ranks, box_bytes(for_sums + for_picks, count), device)
         slots = torch.zeros(rows * (self._tiles + 1), dtype=torch.int32, device=device)
         addresses = self._memory.addresses
-        self._sums = Mailbox(addresses, slots[rows:], for_sums, ranks.rank, count)
-        self._picks = Mailbox(addresses + box_bytes(for_sums, count), slots[:rows], for_picks, ranks.rank, count)
+        programs = rank_sum.programs_of(_multiprocessors(device), count)
+        self._sums = Mailbox(addresses, slots[rows:], for_sums, ranks.rank, count, programs)
+        self._picks = Mailbox(
+            addresses + box_bytes(for_sums, count), slots[:rows], for_picks, ranks.rank, count, programs
+        )
         self._partial = torch.empty(rows, hidden, dtype=dtype, device=device)
 
     def partial(self, rows: int) -> Tensor:
@@ -85,6 +88,10 @@ class PeerSums(RankSums):
     def pick(self, logits: Tensor, ids: Tensor, *, pdl: bool = False) -> None:
         """See RankSums."""
         rank_pick.rank_pick(self._picks, logits, ids, pdl=pdl)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
 def open_rank_sums(

@@ -20,6 +20,7 @@ from bench.timing import captured, replay_ms
 from kernels.argmax import ArgmaxScratch, argmax
 from kernels.decode_attention import DecodeScratch, decode_attention
 from kernels.decode_plan import DecodePlan, decode_plan
+from kernels.gated_gemm import gated_gemm
 from kernels.pages import gather_page, scatter_page
 from kernels.prefill_attention import PrefillTuning, prefill_attention, prefill_tiles
 from kernels.rms_norm import rms_norm
@@ -59,7 +60,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 
 def elementwise(device: torch.device) -> Iterator[Case]:
-    """Norm, rope with its KV write, gated activation at a prefill's size."""
+    """Norm, rope with its KV write, gated activation and the product in front of it at a prefill's size."""
     row = HIDDEN * 2 * TOKENS
     x, residual, out = (normal(TOKENS, HIDDEN) for _ in range(3))
     weight = normal(HIDDEN)
@@ -67,6 +68,10 @@ def elementwise(device: torch.device) -> Iterator[Case]:
     yield Case("rms_norm + residual", lambda: rms_norm(x, weight, out, 1e-5, residual=residual), 1, 2 * row, 2 * row)
     gate_up, inner = normal(TOKENS, 2 * INNER), normal(TOKENS, INNER)
     yield Case("swiglu", lambda: swiglu(gate_up, inner), 1, gate_up.nbytes, inner.nbytes)
+    w = normal(2 * INNER, HIDDEN)
+    flops = 2 * TOKENS * w.numel()
+    yield Case("gate_up + swiglu, one kernel", lambda: gated_gemm(x, w, inner), 1, w.nbytes + row, inner.nbytes, flops)
+    yield Case("gate_up, cuBLAS", lambda: torch.mm(x, w.t(), out=gate_up), 1, w.nbytes + row, gate_up.nbytes, flops)
     qkv, ctx = normal(TOKENS, HEADS.qkv_width), contexts([TOKENS], device, scattered=True)
     kv, rope = normal(ctx.num_slots + 1, 16, 128), rope_tables(device)
     positions = torch.arange(TOKENS, device=device, dtype=torch.int32)

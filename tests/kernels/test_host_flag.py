@@ -16,6 +16,7 @@ from tests.kernels.conftest import HAS_CARD
 def test_what_is_launched_behind_a_hold_waits_for_its_count(count: int, device: torch.device) -> None:
     flag, values = HostFlag(device), torch.zeros(4, device=device)
     flag.raise_to(count - 1)
+    aside = torch.cuda.Stream(device) if HAS_CARD else None  # to make one beside a hold may wait for the hold
 
     def launch() -> None:
         values.zero_()  # a thread must have launched something before the driver knows which device it means
@@ -27,7 +28,7 @@ def test_what_is_launched_behind_a_hold_waits_for_its_count(count: int, device: 
     thread.start()
     try:
         thread.join(None if HAS_CARD else 0.01)
-        with torch.cuda.stream(torch.cuda.Stream(device) if HAS_CARD else None):
+        with torch.cuda.stream(aside):
             assert values.tolist() == [0] * 4, "launched or not, it has not run"
     finally:
         flag.raise_to(count)

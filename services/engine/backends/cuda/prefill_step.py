@@ -1,9 +1,10 @@
 """A prefill step: chunks of prompts through the decoder, launched kernel by kernel.
 
-Products run through cuBLAS, which adds the residual in its own epilogue. Whole prompts of equal length, of shapes that
-were planned, attend through cuDNN, straight from the fused q, k, v rows; all else, such as ragged chunks and chunks
-behind a cached prefix, through the Triton kernel over the slot table. The last layer writes every token's K and V, but
-computes the rest only for the tokens whose logits are asked for: one layer's attention and MLP less for all others.
+Products run through cuBLAS, which adds the residual in its own epilogue; where rows are many, Hopper computes the MLP's
+first product and its activation in one kernel. Whole prompts of equal length, of shapes that were planned, attend
+through cuDNN, straight from the fused q, k, v rows; all else, such as ragged chunks and chunks behind a cached prefix,
+through the Triton kernel over the slot table. The last layer writes every token's K and V, but computes the rest only
+for the tokens whose logits are asked for: one layer's attention and MLP less for all others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.experts import routed_experts
+from kernels.gated_gemm import gated_gemm, takes
 from kernels.layout import Heads, Rope, SlotTable
 from kernels.prefill_attention import PrefillTuning, prefill_attention
 from kernels.rms_norm import rms_norm
@@ -30,6 +32,8 @@ from services.engine.models.layers import Block, Decoder, Linear
 _FEW = 32
 """Tokens for each one whose logits are asked for, and such tokens at least, from which on q of the last layer is
 computed for these alone. Short steps are bound by reading the weights, once is best there."""
+_MANY = 1024
+"""Rows from which on the MLP's first product and its activation are one kernel. cuBLAS is better at few."""
 
 
 class Begun(NamedTuple):
@@ -72,11 +76,12 @@ class PrefillStep:
 
     def __init__(
         self, decoder: Decoder, heads: Heads, rope: Rope, pool: Tensor,
-        tuning: PrefillTuning, sums: RankSums | None = None,
+        tuning: PrefillTuning, sums: RankSums | None = None, *, one_kernel: bool = False,
     ) -> None:  # fmt: skip
-        """`sums`: of the ranks that the decoder is split over; None for one."""
+        """`sums`: of the ranks that the decoder is split over; None for one. `one_kernel`: whether the
+        card runs `kernels.gated_gemm`, and the weights have a dtype that it takes."""
         self._decoder, self._heads, self._rope, self._pool = decoder, heads, rope, pool
-        self._tuning, self._sums = tuning, sums
+        self._tuning, self._sums, self._one_kernel = tuning, sums, one_kernel
         self._planned: set[tuple[int, int]] = set()
         """What cuDNN attends to, as `PrefillBatch.whole`."""
 
@@ -152,10 +157,16 @@ class PrefillStep:
         if isinstance(mlp, RoutedMlp):
             self._add(residual, routed_experts(normed, *mlp.choose(normed), mlp.gate_up, mlp.down))
             return
-        gate_up = _product(normed, mlp.gate_up)
-        inner = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        swiglu(gate_up, inner, pdl=True)
-        self._add_product(residual, inner, mlp.down)
+        self._add_product(residual, self._gated(normed, mlp.gate_up), mlp.down)
+
+    def _gated(self, x: Tensor, gate_up: Linear) -> Tensor:
+        """Return `silu(gate) * up`, in one kernel where rows are many."""
+        inner = x.new_empty(len(x), len(gate_up.weight) // 2)
+        if self._one_kernel and len(x) >= _MANY and gate_up.bias is None and takes(gate_up.weight):
+            gated_gemm(x, gate_up.weight, inner)
+        else:
+            swiglu(_product(x, gate_up), inner, pdl=True)
+        return inner
 
     def _add(self, residual: Tensor, x: Tensor) -> None:
         if self._sums is None:

@@ -171,15 +171,16 @@ class CudaRunner:
 
     def _capture(self, decoder: Decoder, chunk_tokens: int) -> None:
         sums = open_rank_sums(self._ranks, decoder.embedding.shape[1], self._max_rows, self.pool.dtype, self.device)
-        half = self.pool.dtype in {torch.bfloat16, torch.float16}
+        half, hopper = self.pool.dtype in {torch.bfloat16, torch.float16}, is_hopper()
         tuning = PrefillTuning() if half else _SMALL_TILES
         recipe_of = partial(recipe_for, num_kv_heads=self._heads.num_kv_heads, dtype=self.pool.dtype,
-                            hopper=is_hopper(), num_ranks=self._ranks.count)  # fmt: skip
+                            hopper=hopper, num_ranks=self._ranks.count)  # fmt: skip
         log.info(
             "decode: Triton split-KV attention, products %s; prompts: attention Triton, cuDNN where prompts of equal "
-            "length fill a step, products cuBLAS", "Triton up to 64 rows, cuBLAS above" if half else "cuBLAS",
+            "length fill a step, products cuBLAS%s", "Triton up to 64 rows, cuBLAS above" if half else "cuBLAS",
+            ", from 1024 tokens on the MLP's first with its activation Triton" if half and hopper else "",
         )  # fmt: skip
-        prefill = PrefillStep(decoder, self._heads, self._rope, self.pool, tuning, sums)
+        prefill = PrefillStep(decoder, self._heads, self._rope, self.pool, tuning, sums, one_kernel=half and hopper)
         graphs = PrefillGraphs(prefill, self._table, self._prompt_staging, tuning.block_queries)
         graphs.capture(self.device)
         if not INTERPRETED:

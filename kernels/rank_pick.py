@@ -61,10 +61,10 @@ def rank_pick(box: Mailbox, logits: torch.Tensor, ids: torch.Tensor, *, pdl: boo
     """
     rows, share = logits.shape
     expect_shape("ids", ids, (rows,))
-    grid = (triton.cdiv(rows, BLOCK_ROWS),)
-    if places_of(rows) > box.places or grid[0] > min(box.slots, box.programs):
-        raise ValueError(f"logits: {rows} rows, there is room for {box.places // WORDS}")
-    _rank_pick[grid](
+    room = min(box.places // WORDS, BLOCK_ROWS * min(box.slots, box.programs))
+    if rows > room:
+        raise ValueError(f"logits: {rows} rows, there is room for {room}")
+    _rank_pick[(triton.cdiv(rows, BLOCK_ROWS),)](
         box.addresses, box.epochs, logits, ids, logits.stride(0), rows, box.places, share, RANK=box.rank,
         COUNT=box.count, BLOCK=BLOCK_ROWS, WORDS=WORDS, num_warps=1, **dependent(pdl),
     )  # fmt: skip

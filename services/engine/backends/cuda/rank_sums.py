@@ -67,7 +67,7 @@ class PeerSums(RankSums):
         self._memory = open_peer_memory(ranks, box_bytes(for_sums + for_picks, count), device)
         slots = torch.zeros(rows * (self._tiles + 1), dtype=torch.int32, device=device)
         addresses = self._memory.addresses
-        programs = rank_sum.programs_of(_multiprocessors(device), count)
+        programs = _programs_at_once(count, device) or rows
         self._sums = Mailbox(addresses, slots[rows:], for_sums, ranks.rank, count, programs)
         self._picks = Mailbox(
             addresses + box_bytes(for_sums, count), slots[:rows], for_picks, ranks.rank, count, programs
@@ -90,8 +90,11 @@ class PeerSums(RankSums):
         rank_pick.rank_pick(self._picks, logits, ids, pdl=pdl)
 
 
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+def _programs_at_once(count: int, device: torch.device) -> int | None:
+    """None for any number, without a card: the interpreter runs one after the other."""
+    if device.type != "cuda":
+        return None
+    return rank_sum.programs_of(torch.cuda.get_device_properties(device).multi_processor_count, count)
 
 
 def open_rank_sums(

@@ -4,7 +4,8 @@
 
 Needs as many cards as the largest number of ranks. Each number of ranks runs in processes of its own, through the
 engine's loop as in `bench.engine`; a split step's ratio to one rank's stands last. `--through` says how short steps add
-up: peer memory, or NCCL in the same graphs.
+up: peer memory, or NCCL in the same graphs. When `--timeout` seconds have passed, what has been measured by then counts
+(with an empty Triton cache the start alone takes half a minute).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import logging
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +37,14 @@ from services.engine.serving import follow
 HIDDEN, CONTEXT, PREFILL = 4096, 1024, (1, 8192)
 SUMS = 64
 """In one graph: as many as a step has."""
+log = logging.getLogger(__name__)
+
+Figure = tuple[str, float | tuple[float, float, float]]
+"""What was measured: a value, or a median with its lowest and highest."""
 
 
 def run_rank(options: argparse.Namespace) -> None:
-    """One rank's process; rank 0 measures and prints JSON."""
+    """One rank's process; rank 0 measures and prints each figure, as soon as it has it, as a line of JSON."""
     if options.through[0] == "nccl":
         setattr(rank_sums, "open_peer_memory", _switched_off)  # noqa: B010 - not its own to set
     bench = Bench(
@@ -47,9 +54,8 @@ def run_rank(options: argparse.Namespace) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()  # as the engine process does
-    found: dict[str, Any] = {}
     if options.rank == 0:
-        found = measure(bench, options)
+        tell(measure(bench, options))
         bench.engine.turn([ipc.Shutdown()])
     else:
         turns = bench.model.ranks.agreement.socket
@@ -59,20 +65,25 @@ def run_rank(options: argparse.Namespace) -> None:
     del bench
     gc.unfreeze()
     gc.collect()  # NCCL does not end before the graphs that use it
-    found |= sums(ranks, options)
-    if options.rank == 0:
-        print(json.dumps(found), flush=True)
+    figures = sums(ranks, options)
+    tell(figures) if options.rank == 0 else list(figures)
     gc.collect()
     ranks.close()
+
+
+def tell(figures: Iterator[Figure]) -> None:
+    """Print them for the process that started the ranks."""
+    for name, value in figures:
+        print(json.dumps({name: value}), flush=True)
 
 
 def _switched_off(*_: object) -> None:
     raise PeerAccessError("--through nccl")
 
 
-def measure(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
+def measure(bench: Bench, options: argparse.Namespace) -> Iterator[Figure]:
     """Milliseconds by name, each with its lowest and highest."""
-    found: dict[str, Any] = {"from start to ready, s": bench.ready_s}
+    yield "from start to ready, s", bench.ready_s
     for rows in options.rows:
         prompts = prompts_of(rows, CONTEXT)
         bench.run(prompts, 2)
@@ -80,23 +91,19 @@ def measure(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         def step_ms(prompts: list[list[int]] = prompts) -> float:
             return 1e3 * (bench.run(prompts, 130) - bench.run(prompts, 2)) / 128
 
-        found[f"decode B={rows}, context {CONTEXT}, ms a step"] = bench.spread(step_ms)
+        yield f"decode B={rows}, context {CONTEXT}, ms a step", bench.spread(step_ms)
     count, length = PREFILL
     bench.run(prompts_of(count, length), 1)
-    found[f"prefill {count} x {length}, ms"] = bench.spread(lambda: 1e3 * bench.run(prompts_of(count, length), 1))
-    return found
+    yield f"prefill {count} x {length}, ms", bench.spread(lambda: 1e3 * bench.run(prompts_of(count, length), 1))
 
 
-def sums(ranks: Ranks, options: argparse.Namespace) -> dict[str, float]:
+def sums(ranks: Ranks, options: argparse.Namespace) -> Iterator[Figure]:
     """Microseconds of one sum over ranks with residual and norm behind it, in a graph of `SUMS`; all ranks call it."""
     device = torch.device("cuda", ranks.rank)
-    found = {}
     for rows in options.rows:
         over = open_rank_sums(ranks, HIDDEN, rows, torch.bfloat16, device)
-        if over is None:
-            return {}
-        found[f"a sum of {rows} x {HIDDEN}, us"] = _sum_us(over, rows, device)
-    return found
+        if over is not None:
+            yield f"a sum of {rows} x {HIDDEN}, us", _sum_us(over, rows, device)
 
 
 def _sum_us(over: RankSums, rows: int, device: torch.device) -> float:
@@ -123,8 +130,9 @@ def _sum_us(over: RankSums, rows: int, device: torch.device) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def start(count: int, through: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run all ranks of one engine; what rank 0 printed."""
+def start(count: int, through: str, options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    """Run all ranks of one engine; what rank 0 printed, and whether all came to their end."""
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "bench.ranks", "--through", through, "--rounds", str(options.rounds),
                    "--rows", *map(str, options.rows), "--count", str(count), "--folder", folder]  # fmt: skip
@@ -132,15 +140,25 @@ def start(count: int, through: str, options: argparse.Namespace) -> dict[str, An
             subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE if rank == 0 else None, text=True)
             for rank in range(count)
         ]
+        late = threading.Timer(options.timeout, end, [ranks])
+        late.start()
         try:
-            out, _ = ranks[0].communicate(timeout=options.timeout)
-            if any(rank.wait(60) for rank in ranks):
-                raise RuntimeError(f"{count} ranks through {through}: {[rank.returncode for rank in ranks]}")
+            assert ranks[0].stdout is not None
+            for line in ranks[0].stdout:
+                found |= json.loads(line)
+            codes = [rank.wait(60) for rank in ranks]
         finally:
-            for rank in ranks:
-                rank.kill()
-    found: dict[str, Any] = json.loads(out)
-    return found
+            late.cancel()
+            end(ranks)
+    if any(codes):
+        log.error("%d ranks through %s, not measured to the end: exit statuses %s", count, through, codes)
+    return found, not any(codes)
+
+
+def end(ranks: list[subprocess.Popen[str]]) -> None:
+    """Kill those that still run."""
+    for rank in ranks:
+        rank.kill()
 
 
 def main() -> None:
@@ -160,14 +178,16 @@ def main() -> None:
     if options.rank is not None:
         run_rank(options)
         return
-    results = {}
+    results, complete = {}, True
     for count in options.ranks:
         for through in options.through if count > 1 else ["peer"]:
             name = f"{count} ranks, {through}" if count > 1 else "1 rank"
-            results[name] = start(count, through, options)
+            results[name], to_the_end = start(count, through, options)
+            complete &= to_the_end
             report(results)
             if options.json:
                 options.json.write_text(json.dumps(results))
+    sys.exit(not complete)
 
 
 def report(results: dict[str, dict[str, Any]]) -> None:

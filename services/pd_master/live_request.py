@@ -154,11 +154,12 @@ class LiveRequest:
             self._metrics.stage.labels("queue").observe(self._prefilling - self._dispatched)
 
     def joined(self) -> None:
-        """The KV is on the decode worker; what passed since the first token is what the transfer cost the user."""
-        if self._first_token:
+        """The KV is on the decode worker; what passed since the first token is what the transfer cost the user: nothing
+        where it is here first. A later attempt's does not count."""
+        if not self._joined:
             self._joined = self._clock()
-            self._metrics.stage.labels("transfer").observe(self._joined - self._first_token)
-            self._first_token = 0.0
+            if self._first_token:
+                self._metrics.stage.labels("transfer").observe(self._joined - self._first_token)
 
     async def interrupt(self, error: SluiceError) -> None:
         """End it for a reason of the server's: whoever iterates gets the error."""
@@ -201,6 +202,9 @@ class LiveRequest:
         self._metrics.first_token.observe(self._first_token_s)
         if self._prefilling:
             self._metrics.stage.labels("prefill").observe(now - self._prefilling)
+        if self._joined:
+            self._joined = now
+            self._metrics.stage.labels("transfer").observe(0.0)
 
     def _end(self, outcome: str) -> None:
         on_end, self._on_end = self._on_end, None
@@ -218,8 +222,9 @@ class LiveRequest:
     def _trace(self, outcome: str) -> None:
         if self._tracer is None or self._root is None:
             return
-        first_token = self._arrived + self._first_token_s if self._first_token_s else 0.0
-        times = Times(self._arrived, self._dispatched, self._prefilling, first_token, self._joined, ended=self._clock())
+        times = Times(
+            self._arrived, self._dispatched, self._prefilling, self._first_token, self._joined, ended=self._clock()
+        )  # fmt: skip
         operation = "chat" if self._api in _CHAT_APIS else "text_completion"
         attributes: dict[str, Attribute] = {
             "gen_ai.operation.name": operation,

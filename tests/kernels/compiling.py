@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,15 @@ MODELS: dict[str, dict[str, Any]] = {
                       "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
 }  # fmt: skip
 """Shapes of models, as their config.json has them, of two layers."""
+GENERIC: dict[str, dict[str, Any]] = {
+    "phi3-mini": {"model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 32,
+                  "num_key_value_heads": 32, "vocab_size": 32064, "pad_token_id": 32000},
+    "gemma-7b": {"model_type": "gemma", "hidden_size": 3072, "intermediate_size": 24576, "num_attention_heads": 16,
+                 "num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256000},
+    "gpt-neox-20b": {"model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 24576,
+                     "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 50432},
+}  # fmt: skip
+"""Of models that run through transformers' own modules."""
 _OF_ALL = {
     "model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
@@ -156,6 +166,7 @@ def stand_in() -> None:
         (sampler, "download", _zeros),
         (warm_up, "download", _zeros),
         (Tensor, "pin_memory", lambda values: values),
+        (torch, "allclose", lambda *_, **__: True),
     ):
         setattr(module, name, value)
 
@@ -176,7 +187,7 @@ class Compilations:
 
 def engine_of(case: Case, folder: Path) -> Driver:
     """Load an engine that has no memory and no card."""
-    (folder / "config.json").write_bytes(msgspec.json.encode(_OF_ALL | MODELS[case.model]))
+    (folder / "config.json").write_bytes(msgspec.json.encode(_OF_ALL | (MODELS | GENERIC)[case.model]))
     return Driver(
         folder, load_format="random", dtype=case.dtype, num_ranks=case.num_ranks, rank=case.rank,
         rendezvous="nowhere" if case.num_ranks > 1 else "", max_running_requests=case.max_running_requests,
@@ -184,8 +195,8 @@ def engine_of(case: Case, folder: Path) -> Driver:
     )  # fmt: skip
 
 
-def serve(driver: Driver) -> None:
-    """Requests of many kinds, alone and together, and KV that goes and comes."""
+def serve(driver: Driver, pages: set[tuple[int, int]]) -> None:
+    """Requests of many kinds, alone and together, and KV that goes and comes; `pages`: as of `pages_of`."""
     for lengths in ([1], [7], [64], [700, 3], [3000], [100] * 9, [5] * 70):
         driver.run(*(driver.admit([1] * length, 3) for length in lengths))
     for sampling in SAMPLING:
@@ -193,11 +204,24 @@ def serve(driver: Driver) -> None:
     driver.run(*(driver.admit([1] * 8, 3, sampling=each, choices=(0, 1)) for each in SAMPLING))
     device = driver.engine._runner.backend
     pool = device.pool
-    for num_tokens in (1, 16, 77):
-        page = pool.new_empty(len(pool), num_tokens, *pool.shape[2:])
+    for (first_head, num_heads), num_tokens in product(pages, (1, 16, 77)):
+        page = pool.new_empty(len(pool), num_tokens, 2 * num_heads, pool.shape[3])
         slots = torch.arange(num_tokens, dtype=torch.int32).numpy()
-        device.gather(slots, page, 0, Mark(META))
-        device.scatter(page, slots)
+        device.gather(slots, page, first_head, Mark(META))
+        device.scatter(page, slots, first_head)
+
+
+def pages_of(case: Case) -> set[tuple[int, int]]:
+    """What peers of any number of ranks have in common with this one: the first of its heads and how many."""
+    model = (MODELS | GENERIC)[case.model]
+    num_heads, found = model["num_key_value_heads"], set()
+    own = range(num_heads)[case.rank * num_heads // case.num_ranks :][: num_heads // case.num_ranks]
+    counts = (1,) if case.model in GENERIC else (1, 2, 4, 8)
+    for share in [num_heads // count for count in counts if num_heads % count == 0]:
+        for first in range(0, num_heads, share):
+            common = [head - own[0] for head in own if first <= head < first + share]
+            found |= {(common[0], len(common))} if common else set()
+    return found
 
 
 def main(case: Case) -> None:
@@ -208,7 +232,7 @@ def main(case: Case) -> None:
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         driver = engine_of(case, Path(folder))
         compilations.phase = "requests"
-        serve(driver)
+        serve(driver, pages_of(case))
 
 
 if __name__ == "__main__":

@@ -17,13 +17,14 @@ import msgspec
 import pytest
 
 from tests.engine.process import ROOT
-from tests.kernels.compiling import MODELS, Case, Compiled
+from tests.kernels.compiling import GENERIC, MODELS, Case, Compiled
 
 FEW = (
     Case("llama-8b", "bfloat16", 2, 1),
     Case("qwen3-30b-a3b", "float16", 4, 0),
     Case("llama-biased", "bfloat16"),
     Case("tiny", "float32", 2, 0),
+    Case("phi3-mini", "bfloat16"),
 )
 """Together they launch every kernel."""
 ALL = (
@@ -32,6 +33,7 @@ ALL = (
       for count in (1, 2, 4, 8) if shape["num_key_value_heads"] % count == 0),
     *(Case(model, dtype, count, 0) for model in ("tiny", "llama-8b", "qwen3-30b-a3b")
       for dtype in ("float16", "float32") for count in (1, 2)),
+    *(Case(model, dtype) for model in GENERIC for dtype in ("bfloat16", "float32")),
     *(Case("llama-8b", "bfloat16", 8, rank) for rank in range(7)),
     *(Case("llama-8b", "bfloat16", max_running_requests=rows) for rows in (1, 5, 64, 1000)),
     *(Case("llama-8b", "bfloat16", count, arch=80) for count in (1, 2)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from services.engine.backends.cuda.padded_chunks import sizes_beforehand
 from services.engine.backends.cuda.row_masks import MaskBlocks
 from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
@@ -13,6 +14,12 @@ from services.engine.rows import NO_WRITES, Rows
 VOCAB = 96
 
 
+def test_steps_of_all_sizes_are_run_the_largest_first() -> None:
+    assert sizes_beforehand(100) == [100, 50, 25, 12, 6, 3, 1]
+    assert sizes_beforehand(1) == [1]
+    assert sizes_beforehand(1 << 20, least=1024) == [8192, 4096, 2048, 1024], "none that takes long"
+
+
 def test_it_changes_nothing_that_is_read(device: torch.device) -> None:
     staging = Staging(4096, device)
     table = DeviceTable(Rows(2, 8, padding_slot=5), 5, device)
@@ -20,7 +27,7 @@ def test_it_changes_nothing_that_is_read(device: torch.device) -> None:
     before, entries = pool.clone(), table.table.clone()
     warm_table(table, staging)
     warm_sampling(VOCAB, torch.bfloat16, staging, MaskBlocks(2, VOCAB, device), device)
-    warm_pages(pool, padding_slot=5)
+    warm_pages(pool, padding_slot=5, num_heads=(2, 1))
     assert torch.equal(pool, before)
     assert torch.equal(table.table, entries)
     assert not table.next_ids.any()

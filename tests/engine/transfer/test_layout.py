@@ -82,3 +82,10 @@ def test_ranks_meet_in_the_heads_that_both_hold() -> None:
     assert [whole.meet(half) for half in halves] == halves
     assert halves[0].meet(halves[1]).num_heads == 0
     assert HeadRange.of_rank(8, 2, 4).meet(halves[1]) == (4, 2)
+
+
+def test_what_a_rank_shares_is_known_before_it_meets_others() -> None:
+    assert HeadRange.of_rank(8, 0, 1).shares(8) == [8, 4, 2, 1]
+    assert HeadRange.of_rank(8, 1, 2).shares(8) == [4, 2, 1]
+    assert HeadRange.of_rank(12, 0, 3).shares(12) == [4, 3, 2, 1]
+    assert HeadRange.of_rank(1, 0, 1).shares(1) == [1]

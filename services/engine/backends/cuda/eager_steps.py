@@ -14,11 +14,15 @@ from kernels.layout import Heads, SlotTable
 from kernels.prefill_attention import PrefillTuning, prefill_attention
 from services.engine.arrays import Ints
 from services.engine.backends.cuda.chunks import chunk_ids, stage_chunks
+from services.engine.backends.cuda.padded_chunks import PaddedChunks, PaddedShape, sizes_beforehand
 from services.engine.backends.cuda.prefill_step import PrefillBatch
 from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
 from services.engine.batch import Batch
 from services.engine.models.generic import GenericDecoder
+
+_CHUNKS = 8
+"""Of a step of padding."""
 
 
 class EagerStep:
@@ -56,6 +60,12 @@ class EagerPrefill:
     def __init__(self, step: EagerStep, table: DeviceTable, staging: Staging, block_queries: int) -> None:
         self._step, self._table, self._staging, self._block_queries = step, table, staging, block_queries
 
+    def warm(self, chunk_tokens: int) -> None:
+        """Run steps of padding of up to `chunk_tokens`."""
+        for num_tokens in sizes_beforehand(chunk_tokens):
+            chunks = PaddedChunks(PaddedShape(num_tokens, _CHUNKS), self._table, self._block_queries)
+            self._step.logits(self._step.states(chunks.send_padding(self._staging)))
+
     def launch(self, batch: Batch, writes: Ints) -> tuple[Tensor, Tensor | None]:
         """As of `PrefillGraphs`."""
         self._staging.begin()
@@ -86,6 +96,11 @@ class EagerDecode:
         self._scratch = ArgmaxScratch.allocate(max_rows, device)
         self._numbers = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._tiles = torch.stack((self._numbers, torch.zeros_like(self._numbers)), dim=1)
+
+    def warm(self) -> None:
+        """Run steps of rows whose inputs have been copied, those of padding, up to all there are."""
+        for num_rows in sizes_beforehand(len(self._rows)):
+            self.launch(num_rows)
 
     def launch(self, num_rows: int) -> None:
         """Launch a step of `num_rows` rows, whose inputs have been copied."""

@@ -23,6 +23,9 @@ from services.engine.backends.cuda.staging import ALIGN_INTS, Staging
 from services.engine.batch import Batch
 
 _Block = TypeVar("_Block", Ints, Tensor)
+_MOST_TOKENS = 8192
+"""Of a step that is run beforehand. It takes a fifth of a second on an H200 (8B model); attention of larger ones would
+take as long as the rest."""
 
 
 class PaddedShape(NamedTuple):
@@ -30,6 +33,18 @@ class PaddedShape(NamedTuple):
 
     num_tokens: int
     num_chunks: int
+
+
+def sizes_beforehand(most: int, least: int = 1) -> list[int]:
+    """How many tokens, up to `most`, the steps of padding have that are run before the first request.
+
+    The largest come first: torch takes the memory that the others then fit into. Each has half as many as the one
+    before, since products of other sizes have other kernels to load.
+    """
+    sizes = [min(most, _MOST_TOKENS)]
+    while sizes[-1] >= 2 * least:
+        sizes.append(sizes[-1] // 2)
+    return sizes
 
 
 class PaddedChunks:
@@ -60,9 +75,11 @@ class PaddedChunks:
         for part, values in zip(self._parts(self._padding), arrays, strict=True):
             part[:] = values
 
-    def stage_padding(self, staging: Staging) -> PrefillBatch:
-        """Pack padding alone; return where it will be on the device, and where `stage` puts others."""
+    def send_padding(self, staging: Staging) -> PrefillBatch:
+        """Send padding alone; return where it is on the device, and where `stage` puts others."""
+        staging.begin()
         parts = self._parts(staging.put(self._padding))
+        staging.send()
         ids, positions, slots, query_start, context_lens, rows, wanted, tiles, last = parts
         return PrefillBatch(
             ids=ids, positions=positions, slots=slots, query_start=query_start, context_lens=context_lens,

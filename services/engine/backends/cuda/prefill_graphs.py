@@ -20,7 +20,7 @@ from torch import Tensor
 from services.engine.arrays import Ints
 from services.engine.backends.cuda.chunks import chunk_ids, stage_chunks
 from services.engine.backends.cuda.clock import captured
-from services.engine.backends.cuda.padded_chunks import PaddedChunks, PaddedShape
+from services.engine.backends.cuda.padded_chunks import PaddedChunks, PaddedShape, sizes_beforehand
 from services.engine.backends.cuda.prefill_step import PrefillBatch, PrefillStep
 from services.engine.backends.cuda.slot_table import DeviceTable
 from services.engine.backends.cuda.staging import Staging
@@ -31,10 +31,7 @@ log = logging.getLogger(__name__)
 SHAPES = tuple(PaddedShape(*shape) for shape in ((64, 8), (128, 8), (256, 8), (512, 8), (512, 64)))
 """The first that holds a batch is taken; room for many chunks costs a step of few about 1%."""
 _LAUNCHED_TOKENS = 1024
-"""Of the smallest step that is run beforehand, of those that are larger than any graph; then twice as many, and so
-on."""
-_MOST_LAUNCHED_TOKENS = 8192
-"""The largest takes a fifth of a second on an H200; attention of larger ones would take as long as the rest."""
+"""Of the smallest step that is run beforehand, of those that are larger than any graph."""
 _EQUAL_PROMPTS = (1, 2, 4, 8)
 """As many prompts of one length that fill a step attend through cuDNN. One is the rule for prompts longer than a step:
 their first chunk."""
@@ -55,7 +52,7 @@ class PrefillGraphs:
         memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         for shape in reversed(SHAPES):
             padded = self._padded[shape] = PaddedChunks(shape, self._table, self._block_queries)
-            batch = self._padding(padded)
+            batch = padded.send_padding(self._staging)
             self._graphs[shape] = captured(self._launches(shape, batch), device, memory)
         log.info("prefill graphs for up to %s tokens, chunks: %.1f s", SHAPES, time.monotonic() - began)
 
@@ -66,15 +63,13 @@ class PrefillGraphs:
         if chunk_tokens <= largest.num_tokens:
             return
         self._step.plan([(n, chunk_tokens // n) for n in _EQUAL_PROMPTS if chunk_tokens % n == 0])
-        sizes = [min(chunk_tokens, _MOST_LAUNCHED_TOKENS)]
-        while sizes[-1] >= 2 * _LAUNCHED_TOKENS:
-            sizes.append(sizes[-1] // 2)
+        sizes = sizes_beforehand(chunk_tokens, _LAUNCHED_TOKENS)
         for num_tokens, num_chunks in (
             *((size, SHAPES[0].num_chunks) for size in sizes),
             (sizes[-1], largest.num_chunks),
         ):
             shape = PaddedShape(num_tokens, num_chunks)
-            self._step(self._padding(PaddedChunks(shape, self._table, self._block_queries)))
+            self._step(PaddedChunks(shape, self._table, self._block_queries).send_padding(self._staging))
         log.info("steps of up to %d prompt tokens: %.1f s", chunk_tokens, time.monotonic() - began)
 
     def launch(self, batch: Batch, writes: Ints) -> tuple[Tensor, Tensor | None]:
@@ -107,12 +102,6 @@ class PrefillGraphs:
     def logits(self, states: Tensor) -> Tensor:
         """As `PrefillStep.logits`."""
         return self._step.logits(states)
-
-    def _padding(self, chunks: PaddedChunks) -> PrefillBatch:
-        self._staging.begin()
-        batch = chunks.stage_padding(self._staging)
-        self._staging.send()
-        return batch
 
     def _launches(self, shape: PaddedShape, batch: PrefillBatch) -> Callable[[], None]:
         def launches() -> None:

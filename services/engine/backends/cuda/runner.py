@@ -55,6 +55,7 @@ from services.engine.prompt_scoring import ChunkScores, score
 from services.engine.ranks import Ranks
 from services.engine.rows import NO_WRITES, Rows
 from services.engine.runner import Copy
+from services.engine.transfer.heads import HeadRange
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class CudaRunner:
         self._prefill: PrefillGraphs | EagerPrefill
         self._graphs: DecodeGraphs | EagerDecode
         if isinstance(decoder, GenericDecoder):
-            self._open_eager(decoder)
+            self._open_eager(decoder, chunk_tokens)
         else:
             self._capture(decoder, chunk_tokens)
         if not INTERPRETED:
@@ -158,16 +159,31 @@ class CudaRunner:
         """See Device."""
         return PinnedPages(self.pool, num_pages, page_tokens)
 
-    def _open_eager(self, decoder: GenericDecoder) -> None:
+    def _open_eager(self, decoder: GenericDecoder, chunk_tokens: int) -> None:
         """Nothing is captured: what a model's own modules do on the way may not be repeatable."""
         small = self.pool.dtype == torch.float32 or self._heads.head_dim > _WIDEST_FOR_LARGE_TILES
         tuning = _SMALL_TILES if small else PrefillTuning()
         log.info("decode and prompts: attention Triton over slots, all else the model's own modules, no graphs")
         step = EagerStep(decoder, self._heads, self.pool, tuning)
-        self._prefill = EagerPrefill(step, self._table, self._prompt_staging, tuning.block_queries)
-        self._graphs = EagerDecode(
+        self._prefill = prefill = EagerPrefill(step, self._table, self._prompt_staging, tuning.block_queries)
+        self._graphs = decode = EagerDecode(
             step, self._table, self._rows, self._lens, self._host_block, self._vocab, self.pool.dtype
         )
+        if not INTERPRETED:
+            self._warm_eager(prefill, decode, chunk_tokens)
+
+    def _warm_eager(self, prefill: EagerPrefill, decode: EagerDecode, chunk_tokens: int) -> None:
+        """Attention and argmax are compiled, the model's own modules load their kernels, and torch takes memory."""
+        began, n = time.monotonic(), self._max_rows
+        prefill.warm(chunk_tokens)
+        # Of one token each: at the position before the first, a model's table of positions would have no entry.
+        rows, lens = np.full(n, self._table.padding_row, np.intp), np.ones(n, np.int32)
+        self._stage_rows(rows, lens, self._host_ids.take(n))
+        self._staging.send()
+        decode.warm()
+        Mark(self.device).wait()
+        log.info("attention, argmax and the model's own modules, up to %d prompt tokens or %d rows: %.1f s",
+                 chunk_tokens, n, time.monotonic() - began)  # fmt: skip
 
     def _capture(self, decoder: Decoder, chunk_tokens: int) -> None:
         sums = open_rank_sums(self._ranks, decoder.embedding.shape[1], self._max_rows, self.pool.dtype, self.device)
@@ -197,12 +213,20 @@ class CudaRunner:
         began = time.monotonic()
         warm_table(self._table, self._staging)
         warm_sampling(self._vocab, self._graphs.logits.dtype, self._staging, self._masks, self.device)
-        warm_pages(self.pool, self._table.padding_slot)
+        heads = self._heads_of_pages()
+        warm_pages(self.pool, self._table.padding_slot, heads)
         self._stage_no_rows()
         self._staging.send()
         self._publish(1)
         Mark(self.device).wait()
-        log.info("kernels of sampling and of pages: %.1f s", time.monotonic() - began)
+        log.info("kernels of sampling, and of pages of %s KV heads: %.1f s", heads, time.monotonic() - began)
+
+    def _heads_of_pages(self) -> list[int]:
+        """KV heads that a page may hold. A model's own modules run on one rank, and so they do at its peers."""
+        own, ranks = self._heads.num_kv_heads, self._ranks
+        if isinstance(self._graphs, EagerDecode):
+            return [own]
+        return HeadRange.of_rank(own * ranks.count, ranks.rank, ranks.count).shares(own * ranks.count)
 
     def _stage_no_rows(self) -> Tensor:
         """For launches whose ids nobody reads."""

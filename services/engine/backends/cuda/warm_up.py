@@ -6,6 +6,8 @@ engine would stand still.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 import torch
@@ -61,12 +63,14 @@ def warm_sampling(
     score(scored, logits[:2], lambda rows: rows, vocab_size, download)
 
 
-def warm_pages(pool: Tensor, padding_slot: int) -> None:
-    """Copy the padding slot to a page and back."""
-    page = torch.empty(pool.shape[0], 1, *pool.shape[2:], dtype=pool.dtype, device=pool.device)
+def warm_pages(pool: Tensor, padding_slot: int, num_heads: Iterable[int]) -> None:
+    """Copy the padding slot to a page and back, for pages of each number of KV heads: a page's width has code of its
+    own."""
     slots = torch.full((1,), padding_slot, dtype=torch.int32, device=pool.device)
-    gather_page(pool, slots, page)
-    scatter_page(page, slots, pool)
+    for n in num_heads:
+        page = pool.new_empty(len(pool), 1, 2 * n, pool.shape[3])
+        gather_page(pool, slots, page)
+        scatter_page(page, slots, pool)
 
 
 def warm_table(table: DeviceTable, staging: Staging) -> None:

@@ -181,5 +181,5 @@ def _tiles(matrix: torch.Tensor, rows: int, cols: int) -> TensorDescriptor:
 
 
 def _programs(device: torch.device) -> int:
-    """One a multiprocessor: that is what shared memory allows."""
+    """One a multiprocessor: that is what shared memory allows. Without a card it is compiled only, for any number."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

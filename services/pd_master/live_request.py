@@ -65,7 +65,6 @@ class LiveRequest:
         self._dispatched = 0.0
         self._prefilling = 0.0
         self._first_token = 0.0
-        self._first_token_s = 0.0
         self._finishes: list[str] = []
         self._tracer = tracer
         self._joined = 0.0
@@ -91,11 +90,11 @@ class LiveRequest:
     @property
     def stage(self) -> str:
         """One of STAGES, as the user sees it."""
+        if not self.num_output_tokens:
+            return "prefilling" if self._prefilling else "queued"
         if self._joined or self.num_output_tokens > self.request.num_choices:
             return "decoding"
-        if self.num_output_tokens:
-            return "transferring"
-        return "prefilling" if self._prefilling else "queued"
+        return "transferring"
 
     async def dispatch(self, dispatcher: Dispatcher) -> None:
         """Hand the request over. Raises what the dispatcher raises; the request has ended then."""
@@ -198,8 +197,7 @@ class LiveRequest:
 
     def _observe_first(self, now: float) -> None:
         self._first_token = now
-        self._first_token_s = now - self._arrived
-        self._metrics.first_token.observe(self._first_token_s)
+        self._metrics.first_token.observe(now - self._arrived)
         if self._prefilling:
             self._metrics.stage.labels("prefill").observe(now - self._prefilling)
         if self._joined:
@@ -251,7 +249,7 @@ class LiveRequest:
             self.num_prompt_tokens,
             self.num_output_tokens,
             self.cached_tokens,
-            self._first_token_s * 1e3,
+            (self._first_token - self._arrived) * 1e3 if self._first_token else 0.0,
             seconds * 1e3,
             ",".join(self._finishes) or "-",
             request.client_request_id or "-",

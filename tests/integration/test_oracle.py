@@ -51,9 +51,8 @@ def check(oracle: Oracle, prompts: Sequence[tuple[int, ...]], answers: Sequence[
         assert answer.finish_reason == ("length" if len(expected) == MAX_NEW_TOKENS else "stop")
 
 
-def test_one_at_a_time_equals_transformers(cluster: Cluster, oracle: Oracle, request: pytest.FixtureRequest) -> None:
-    """All prompts on one shape; a third of them on the others, which answer all of them at once below."""
-    prompts = prompts_of(oracle)[:: 1 if request.node.callspec.id == "1P1D" else 3]
+def test_one_at_a_time_equals_transformers(cluster: Cluster, oracle: Oracle) -> None:
+    prompts = prompts_of(oracle)
     check(oracle, prompts, asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, at_once=1)))
 
 

@@ -78,8 +78,8 @@ class PrefillStep:
         self, decoder: Decoder, heads: Heads, rope: Rope, pool: Tensor,
         tuning: PrefillTuning, sums: RankSums | None = None, *, one_kernel: bool = False,
     ) -> None:  # fmt: skip
-        """`sums`: of the ranks that the decoder is split over; None for one. `one_kernel`: whether the
-        card runs `kernels.gated_gemm`, and the weights have a dtype that it takes."""
+        """`sums`: of the ranks that the decoder is split over; None for one. `one_kernel`: whether the card runs
+        `kernels.gated_gemm`, and the weights have a dtype that it takes."""
         self._decoder, self._heads, self._rope, self._pool = decoder, heads, rope, pool
         self._tuning, self._sums, self._one_kernel = tuning, sums, one_kernel
         self._planned: set[tuple[int, int]] = set()

@@ -23,6 +23,8 @@ TIMEOUT_S = 240.0
 
 THINK = {"chat_template_kwargs": {"enable_thinking": True}}
 DO_NOT_THINK = {"chat_template_kwargs": {"enable_thinking": False}}
+GREEDY = {"temperature": 0}
+"""For Anthropic's client, which has no argument for it; the API has."""
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
 
 Client: TypeAlias = Any

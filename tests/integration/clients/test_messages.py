@@ -6,11 +6,8 @@ import anthropic
 import pydantic
 import pytest
 
-from tests.integration.clients.conftest import ASK, Client
+from tests.integration.clients.conftest import ASK, GREEDY, Client
 from tests.integration.clients.test_chat import ANSWER
-
-GREEDY = {"temperature": 0}
-"""The client has no argument for it; the API has."""
 
 
 class Kind(pydantic.BaseModel):
@@ -47,8 +44,9 @@ def test_a_stop_sequence_and_the_limit_are_told_apart(claude: Client, demo: str)
 
 def test_structured_output_is_parsed_into_a_model(claude: Client, model: str) -> None:
     message = claude.messages.parse(
-        model=model, max_tokens=100, messages=ASK, output_format=Kind, thinking={"type": "disabled"}
-    )
+        model=model, max_tokens=100, messages=ASK, output_format=Kind, thinking={"type": "disabled"},
+        extra_body=GREEDY,
+    )  # fmt: skip
     assert isinstance(message.parsed_output, Kind)
 
 

@@ -1,9 +1,12 @@
-"""Tool calls through both clients: forced by grammar, streamed, and sent back with their results."""
+"""Tool calls through both clients: forced by grammar, streamed, and sent back with their results.
+
+Greedy, as all that must come to its end is: what is drawn may pad its JSON until the limit cuts it off.
+"""
 
 import json
 from typing import Any
 
-from tests.integration.clients.conftest import Client
+from tests.integration.clients.conftest import GREEDY, Client
 
 CITY = {
     "type": "object",
@@ -19,8 +22,9 @@ ASK: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 def test_a_forced_call_is_whole_and_its_result_can_be_sent_back(gpt: Client, tools_model: str) -> None:
     answer = gpt.chat.completions.create(
-        model=tools_model, messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=80
-    )
+        model=tools_model, messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False,
+        max_tokens=80, temperature=0,
+    )  # fmt: skip
     choice = answer.choices[0]
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
@@ -48,7 +52,7 @@ def test_responses_make_a_call_and_take_its_output(gpt: Client, tools_model: str
     tool = {"type": "function", "strict": True, **WEATHER}
     first = gpt.responses.create(
         model=tools_model, input=ASK, tools=[tool], tool_choice="required", parallel_tool_calls=False,
-        max_output_tokens=80,
+        max_output_tokens=80, temperature=0,
     )  # fmt: skip
     (call,) = [item for item in first.output if item.type == "function_call"]
     assert set(json.loads(call.arguments)) == {"city"}
@@ -63,7 +67,7 @@ def test_claude_uses_a_tool_and_hears_of_its_result(claude: Client, tools_model:
     tool = {"name": "weather", "description": "The weather of a city", "input_schema": CITY}
     choice = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
     with claude.messages.stream(
-        model=tools_model, max_tokens=80, messages=ASK, tools=[tool], tool_choice=choice
+        model=tools_model, max_tokens=80, messages=ASK, tools=[tool], tool_choice=choice, extra_body=GREEDY
     ) as stream:
         parts = [event.partial_json for event in stream if event.type == "input_json"]
         message = stream.get_final_message()

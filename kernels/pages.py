@@ -14,7 +14,10 @@ import triton.language as tl
 from kernels.launch import expect_shape, next_power_of_2
 
 DEFAULT_PROGRAMS = 16
-_ROWS = 32
+_TILE_BYTES = 64 << 10
+"""On its way through a program at a time: a quarter of its registers. Twice as much would spill."""
+_MAX_ROWS = 256
+"""Of a tile: more of them, which are narrow then, need more registers for addresses than their elements do."""
 
 
 # Not compiled anew for one, or for a multiple of 16, of them: pages hold any number of tokens.
@@ -79,8 +82,9 @@ def _launch(
     if not page[0].is_contiguous() or not kv[0, 0].is_contiguous():
         raise ValueError("the layers of page and the slots of kv must be contiguous")
     width, num_rows = num_heads * kv.shape[3], 2 * kv.shape[0] * n
-    _copy_pages[(min(programs, -(-num_rows // _ROWS)),)](
+    block = next_power_of_2(width)
+    rows = max(1, min(_MAX_ROWS, _TILE_BYTES // (block * kv.element_size())))
+    _copy_pages[(min(programs, -(-num_rows // rows)),)](
         kv[:, :, first_head:], page, slots, n, num_rows, width, kv.stride(0), kv.stride(1),
-        kv.shape[2] // 2 * kv.shape[3], page.stride(0), ROWS=_ROWS, BLOCK=next_power_of_2(width), TO_PAGE=to_page,
-        num_warps=8,
+        kv.shape[2] // 2 * kv.shape[3], page.stride(0), ROWS=rows, BLOCK=block, TO_PAGE=to_page, num_warps=8,
     )  # fmt: skip

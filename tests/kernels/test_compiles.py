@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from triton import knobs
 
 from tests.engine.process import ROOT
 from tests.kernels.compiling import GENERIC, MODELS, Case, Compiled
@@ -41,6 +42,8 @@ ALL = (
 CASES = tuple(dict.fromkeys(ALL)) if os.environ.get("ALL_SHAPES") else FEW
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Of shared memory that a program may have, by compute capability."""
+STACK_BYTES = 64
+"""Of a thread, which are memory: a few of a function's own do no harm, values that did not fit into registers do."""
 TIMEOUT_S = 240.0
 
 Outcome = tuple[list[Compiled], str]
@@ -81,6 +84,14 @@ def test_an_engine_compiles_and_no_request_waits_for_it(outcome: Outcome) -> Non
     assert [each for each in compiled if each.phase != "start"] == [], "not run beforehand"
 
 
+def test_what_a_kernel_works_on_stays_in_registers(outcome: Outcome, request: pytest.FixtureRequest) -> None:
+    case: Case = request.node.callspec.params["outcome"]
+    if case.dtype == "float32":
+        pytest.skip("exact products of float32 are for comparisons, not for speed")
+    stacks = {f"{each.kernel}{each.constexprs}": _stack_bytes(Path(each.files["cubin"])) for each in outcome[0]}
+    assert {name: size for name, size in stacks.items() if size > STACK_BYTES} == {}
+
+
 def test_words_for_other_ranks_are_stored_whole_and_looked_at_again_until_they_come(outcome: Outcome) -> None:
     for each in outcome[0]:
         if each.kernel not in {"_rank_sum", "_rank_pick"}:
@@ -91,6 +102,14 @@ def test_words_for_other_ranks_are_stored_whole_and_looked_at_again_until_they_c
         name = f"{each.kernel}{each.constexprs}"
         assert set(looked) <= {"b64", "v2.b64"}, f"{name}: of 8 bytes each"
         assert 0 < 2 * _words(stored) == _words(looked), f"{name}: at each word before the loop, and in it"
+
+
+def _stack_bytes(cubin: Path) -> int:
+    """Of its one kernel's threads, by CUDA's own tool, which Triton brings."""
+    tool = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(cubin)]
+    said = subprocess.run(tool, text=True, capture_output=True, check=True).stdout
+    (stack,) = re.findall(r"REG:\d+ STACK:(\d+)", said)
+    return int(stack)
 
 
 def _words(kinds: list[str]) -> int:

@@ -51,6 +51,11 @@ def words_of(itemsize: int) -> int:
     return 1 if itemsize == 2 else 3
 
 
+def tile_words(block_n: int, block_b: int) -> int:
+    """Words that a tile of narrow values travels in, see `tell_tile`."""
+    return block_n // 8 * 3 * block_b
+
+
 @triton.jit
 def _box(addresses_ptr, rank, sender, epoch, places, COUNT: tl.constexpr):
     """Where the words of `sender` lie in the box of `rank`."""
@@ -133,3 +138,85 @@ def hear(addresses_ptr, epoch, places, at, mask, SENDER: tl.constexpr, VALUE: tl
         b = hear_wide(addresses_ptr, epoch, places, at + n, mask, SENDER, VALUE, RANK, COUNT)
         c = hear_wide(addresses_ptr, epoch, places, at + 2 * n, mask, SENDER, VALUE, RANK, COUNT)
     return a, b, c
+
+
+@triton.jit
+def _apart(values):
+    """Lines 0, 2, 4 ... and lines 1, 3, 5 ... of `[n, b]`."""
+    n: tl.constexpr = values.shape[0] // 2
+    return tl.split(tl.permute(tl.reshape(values, (n, 2, values.shape[1])), (0, 2, 1)))
+
+
+@triton.jit
+def _together(even, odd):
+    """The reverse of `_apart`."""
+    n: tl.constexpr = 2 * even.shape[0]
+    return tl.reshape(tl.permute(tl.join(even, odd), (0, 2, 1)), (n, even.shape[1]))
+
+
+@triton.jit
+def _word(a, b, c, number):
+    return _low(a) | (_low(b) << 16) | (_low(c) << 32) | number
+
+
+@triton.jit
+def pack_tile(values, epoch):
+    """Three words for each 8 lines of `values`, `[n, b]` of 2 bytes, with the number of exchange `epoch`: `[n / 8, b]`
+    each. No program of theirs needs another thread's values where each thread holds 8 lines of a column."""
+    even, odd = _apart(values)
+    even_even, even_odd = _apart(even)
+    odd_even, odd_odd = _apart(odd)
+    a, b = _apart(even_even)
+    c, d = _apart(even_odd)
+    e, f = _apart(odd_even)
+    g, h = _apart(odd_odd)
+    number = epoch.to(tl.int64) << 48
+    return _word(a, b, c, number), _word(d, e, f, number), _low(g) | (_low(h) << 16) | number
+
+
+@triton.jit
+def _value(word, AT: tl.constexpr, VALUE: tl.constexpr):
+    return (word >> AT).to(tl.int16).to(VALUE, bitcast=True)
+
+
+@triton.jit
+def unpack_tile(first, second, third, VALUE: tl.constexpr):
+    """The reverse of `pack_tile`."""
+    even_even = _together(_value(first, 0, VALUE), _value(first, 16, VALUE))
+    even_odd = _together(_value(first, 32, VALUE), _value(second, 0, VALUE))
+    odd_even = _together(_value(second, 16, VALUE), _value(second, 32, VALUE))
+    odd_odd = _together(_value(third, 0, VALUE), _value(third, 16, VALUE))
+    return _together(_together(even_even, even_odd), _together(odd_even, odd_odd))
+
+
+@triton.jit
+def tell_tile(addresses_ptr, epoch, places, here, first, second, third, RANK: tl.constexpr, COUNT: tl.constexpr):
+    """Send what `pack_tile` made to all other ranks, who `hear_tile` it. `here`: int64 `[n / 8, b]`, where the words of
+    each column lie in a box, 3 * n / 8 of them."""
+    lines: tl.constexpr = first.shape[0]
+    for i in tl.static_range(1, COUNT):
+        box = _box(addresses_ptr, (RANK + i) % COUNT, RANK, epoch, places, COUNT) + here
+        tl.store(box, first)
+        tl.store(box + lines, second)
+        tl.store(box + 2 * lines, third)
+
+
+@triton.jit
+def hear_tile(addresses_ptr, epoch, places, here, SENDER: tl.constexpr, RANK: tl.constexpr, COUNT: tl.constexpr):
+    """Wait for the words that rank SENDER sends in exchange `epoch`; return them for `unpack_tile`."""
+    lines: tl.constexpr = here.shape[0]
+    box = _box(addresses_ptr, RANK, SENDER, epoch, places, COUNT) + here
+    expected = (epoch.to(tl.int64) << 48) >> 48
+    first = tl.load(box, volatile=True)
+    second = tl.load(box + lines, volatile=True)
+    third = tl.load(box + 2 * lines, volatile=True)
+    while _any((first >> 48 != expected) | (second >> 48 != expected) | (third >> 48 != expected)):
+        first = tl.load(box, volatile=True)
+        second = tl.load(box + lines, volatile=True)
+        third = tl.load(box + 2 * lines, volatile=True)
+    return first, second, third
+
+
+@triton.jit
+def _any(flags):
+    return tl.max(tl.max(flags.to(tl.int32), axis=0), axis=0) > 0

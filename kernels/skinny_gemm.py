@@ -6,6 +6,8 @@
   the product is scaled instead, from the partial sums of squares that the producer of `x` left (one a tile and row).
 * `gated`: `w` holds gate rows, then up rows; `out = silu(gate) * up`, two accumulators in one program.
 * `residual`: `out = residual + product`, rounded to the dtype of `out`.
+* `over`: the product is one rank's part of a sum. Who has a tile sends it to the other ranks and waits for theirs; all
+  are added to the residual in the order of ranks, so that all ranks have the same bits.
 * `norm_out`: beside `out`, `scaled = out * next_norm_weight` and this tile's sums of squares, for the next product.
 
 The weights take the rows of the tensor cores' tile and the tokens its columns ("swap AB"), so that 16 tokens cost 16
@@ -29,6 +31,7 @@ from kernels.launch import (
     release_next,
     wait_for_previous,
 )
+from kernels.ranks import Mailbox, hear_tile, pack_tile, tell_tile, tile_words, unpack_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +109,12 @@ def _product(x_ptr, w_ptr, rows_n, n, rows_b, num_rows, k, k_first, k_last, x_st
 @triton.jit
 def _skinny_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, its branches are constexpr
     x_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, squares_in_ptr, norm_ptr, scaled_ptr, squares_out_ptr,
-    partial_ptr, arrived_ptr, num_rows, n, k, x_stride, out_stride, residual_stride, scaled_stride, squares_in_stride,
-    squares_out_stride, eps,
+    partial_ptr, arrived_ptr, addresses_ptr, epochs_ptr, places, num_rows, n, k, x_stride, out_stride, residual_stride,
+    scaled_stride, squares_in_stride, squares_out_stride, eps,
     BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, STAGES: tl.constexpr,
     GATED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, NORM_IN: tl.constexpr,
     NORM_OUT: tl.constexpr, TILES: tl.constexpr, TILES_P2: tl.constexpr, EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, RANK: tl.constexpr, COUNT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid `(cdiv(n, BLOCK_N), SPLIT_K, cdiv(num_rows, BLOCK_B))`; weight offsets are 64-bit (a head has > 2^31)."""
     # size: a kernel is one function; its phases share two dozen values in registers
@@ -141,8 +144,8 @@ def _skinny_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, it
                        BLOCK_N, BLOCK_B, BLOCK_K, STAGES, EVEN_K, PRECISION, GATED)  # fmt: skip
 
     last = True
+    tile = tile_b * tl.num_programs(0) + tile_n
     if SPLIT_K > 1:
-        tile = tile_b * tl.num_programs(0) + tile_n
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_B + tl.arange(0, BLOCK_B)[None, :]
         home = partial_ptr + tile.to(tl.int64) * (SPLIT_K * BLOCK_N * BLOCK_B) + inner
         tl.store(home + part * (BLOCK_N * BLOCK_B), acc)
@@ -165,7 +168,23 @@ def _skinny_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, it
         out = tl.trans(acc)
         if HAS_BIAS:
             out += tl.load(bias_ptr + rows_n).to(tl.float32)[None, :]
-        if HAS_RESIDUAL:
+        if COUNT > 1:
+            lines: tl.constexpr = BLOCK_N // 8
+            own = tl.trans(out).to(out_ptr.dtype.element_ty)
+            epoch = tl.load(epochs_ptr + tile) + 1
+            column = tile.to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
+            here = column[None, :] * (3 * lines) + tl.arange(0, lines)[:, None]
+            a, b, c = pack_tile(own, epoch)
+            tell_tile(addresses_ptr, epoch, places, here, a, b, c, RANK, COUNT)
+            out = residual.to(tl.float32)
+            for r in tl.static_range(COUNT):
+                its = own
+                if r != RANK:
+                    a, b, c = hear_tile(addresses_ptr, epoch, places, here, r, RANK, COUNT)
+                    its = unpack_tile(a, b, c, own.dtype)
+                out += tl.trans(its).to(tl.float32)
+            tl.store(epochs_ptr + tile, epoch)
+        elif HAS_RESIDUAL:
             out += residual.to(tl.float32)
         rounded = out.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + rows64 * out_stride + cols[None, :], rounded, mask=inside)
@@ -189,6 +208,7 @@ def skinny_gemm(
     norm_in: NormIn | None = None,
     norm_out: NormOut | None = None,
     split: SplitSpace | None = None,
+    over: Mailbox | None = None,
     pdl: bool = False,
 ) -> None:
     """Write `x @ w.T` with its edges into `out`.
@@ -198,9 +218,12 @@ def skinny_gemm(
         w: `[n, k]` contiguous; with `gated` `[2 * n, k]`, gate rows first.
         out: `[rows, n]`, written; may be `residual` itself.
         shape: tile sizes; `split_k` > 1 needs `split` and excludes `gated`.
+        over: adds the products of all ranks to the residual, each rounded to the dtype of `out`; needs `residual`,
+            2-byte values and whole tiles, and all ranks launch it alike. A box of `slots * tile_words` places, used for
+            products of this width and these tiles alone.
 
     Raises:
-        ValueError: a shape does not fit, or `split` is missing or too small.
+        ValueError: a shape does not fit, or `split` or `over` is missing or too small.
     """
     rows, k = x.shape
     n = w.shape[0] // 2 if gated else w.shape[0]
@@ -210,6 +233,7 @@ def skinny_gemm(
         expect_rows_contiguous(name, tensor)
     grid = (triton.cdiv(n, shape.block_n), shape.split_k, triton.cdiv(rows, shape.block_b))
     _check_split(shape, grid, split, gated)
+    check_sum(over, grid, shape.block_n, shape.block_b, residual, n)
     squares_in = norm_in.squares if norm_in else x
     squares_out = norm_out.squares if norm_out else x
     if norm_out is not None:
@@ -218,8 +242,9 @@ def skinny_gemm(
     _skinny_gemm[grid](
         x, w, out, bias if bias is not None else x, residual if residual is not None else x, squares_in,
         norm_out.weight if norm_out else x, norm_out.scaled if norm_out else x, squares_out,
-        split.partial if split else x, split.arrived if split else x, rows, n, k,
-        x.stride(0), out.stride(0), residual.stride(0) if residual is not None else 0,
+        split.partial if split else x, split.arrived if split else x, over.addresses if over else x,
+        over.epochs if over else x, over.places if over else 0, rows, n, k, x.stride(0), out.stride(0),
+        residual.stride(0) if residual is not None else 0,
         norm_out.scaled.stride(0) if norm_out else 0, squares_in.stride(0), squares_out.stride(0),
         norm_in.eps if norm_in else 0.0,
         BLOCK_N=shape.block_n, BLOCK_B=shape.block_b, BLOCK_K=shape.block_k, SPLIT_K=shape.split_k,
@@ -227,8 +252,23 @@ def skinny_gemm(
         NORM_IN=norm_in is not None, NORM_OUT=norm_out is not None, TILES=tiles,
         TILES_P2=triton.next_power_of_2(tiles), EVEN_K=k % shape.block_k == 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        num_warps=shape.warps, **dependent(pdl),
+        RANK=over.rank if over else 0, COUNT=over.count if over else 1, num_warps=shape.warps, **dependent(pdl),
     )  # fmt: skip
+
+
+def check_sum(
+    over: Mailbox | None, grid: tuple[int, int, int], block_n: int, block_b: int, residual: torch.Tensor | None, n: int
+) -> None:
+    """Raise ValueError where the products of all ranks cannot be added up by programs of such a grid."""
+    if over is None:
+        return
+    if residual is None or residual.element_size() != 2 or n % block_n or block_n % 8:
+        raise ValueError(f"over: needs a residual of 2-byte values and whole tiles of {block_n} outputs, got {n}")
+    tiles, programs = grid[0] * grid[2], grid[0] * grid[1] * grid[2]
+    if tiles > over.slots or over.places != over.slots * tile_words(block_n, block_b):
+        raise ValueError(f"over: {tiles} tiles of {block_n} x {block_b}, there is room for others")
+    if programs > over.programs:
+        raise ValueError(f"over: {programs} programs that wait for each other, {over.programs} run at once")
 
 
 def _check_split(shape: GemmShape, grid: tuple[int, int, int], split: SplitSpace | None, gated: bool) -> None:

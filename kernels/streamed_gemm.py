@@ -27,7 +27,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.launch import dependent, expect_rows_contiguous, expect_shape
-from kernels.skinny_gemm import NormIn, NormOut, SplitSpace
+from kernels.ranks import Mailbox, hear_tile, pack_tile, tell_tile, unpack_tile
+from kernels.skinny_gemm import NormIn, NormOut, SplitSpace, check_sum
 
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
@@ -56,16 +57,18 @@ def _fill_weights(w_desc, w_ring, barrier, stage, row, n, k, live, GATED: gl.con
 @gluon.jit
 def _streamed_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, its branches are constexpr
     w_desc, x_desc, out_ptr, bias_ptr, residual_ptr, squares_in_ptr, norm_ptr, scaled_ptr, squares_out_ptr,
-    partial_ptr, arrived_ptr, num_rows, n, k, out_stride, residual_stride, scaled_stride, squares_in_stride,
-    squares_out_stride, eps,
+    partial_ptr, arrived_ptr, addresses_ptr, epochs_ptr, places, num_rows, n, k, out_stride, residual_stride,
+    scaled_stride, squares_in_stride, squares_out_stride, eps,
     BLOCK_N: gl.constexpr, BLOCK_B: gl.constexpr, BLOCK_K: gl.constexpr, SPLIT_K: gl.constexpr, STAGES: gl.constexpr,
     GATED: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, NORM_IN: gl.constexpr,
-    NORM_OUT: gl.constexpr, TILES: gl.constexpr, TILES_P2: gl.constexpr, PDL: gl.constexpr,
+    NORM_OUT: gl.constexpr, TILES: gl.constexpr, TILES_P2: gl.constexpr, RANK: gl.constexpr, COUNT: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid `(cdiv(n, BLOCK_N), SPLIT_K, cdiv(num_rows, BLOCK_B))`. One barrier a stage counts both tiles' bytes."""
     # size: a kernel is one function; its phases share two dozen values in registers
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_B, 16])
     OUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])  # 16 bytes of a row of `out` a thread
+    WORDS: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, 4], [0, 1])  # of a thread's 8 values of a row
     PARTS: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [4, 1], [1, 0])
     DTYPE: gl.constexpr = w_desc.dtype
     W_TILES: gl.constexpr = 2 if GATED else 1
@@ -135,8 +138,8 @@ def _streamed_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, 
         tma.async_copy_global_to_shared(x_desc, [tile_b * BLOCK_B, k_next], barrier, x_ring.index(slot), again)
 
     last = True
+    tile = tile_b * gl.num_programs(0) + tile_n
     if SPLIT_K > 1:
-        tile = tile_b * gl.num_programs(0) + tile_n
         inner = (gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, ACC))[:, None] * BLOCK_B
                  + gl.arange(0, BLOCK_B, layout=gl.SliceLayout(0, ACC))[None, :])  # fmt: skip
         home = partial_ptr + tile.to(gl.int64) * (SPLIT_K * BLOCK_N * BLOCK_B) + inner
@@ -162,7 +165,25 @@ def _streamed_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, 
             out = out / (1.0 + gl.exp(-out)) * gl.convert_layout(up, OUT)
         if HAS_BIAS:
             out += bias.to(gl.float32)[:, None]
-        if HAS_RESIDUAL:
+        if COUNT > 1:
+            lines: gl.constexpr = BLOCK_N // 8
+            own = out.to(DTYPE)
+            epoch = gl.load(epochs_ptr + tile) + 1
+            column = tile.to(gl.int64) * BLOCK_B + gl.arange(0, BLOCK_B, layout=gl.SliceLayout(0, WORDS))
+            line = gl.arange(0, lines, layout=gl.SliceLayout(1, WORDS))
+            here = column[None, :] * (3 * lines) + line[:, None]
+            a, b, c = pack_tile(own, epoch)
+            tell_tile(addresses_ptr, epoch, places, here, gl.convert_layout(a, WORDS), gl.convert_layout(b, WORDS),
+                      gl.convert_layout(c, WORDS), RANK, COUNT)  # fmt: skip
+            out = residual.to(gl.float32)
+            for r in gl.static_range(COUNT):
+                its = own
+                if r != RANK:
+                    a, b, c = hear_tile(addresses_ptr, epoch, places, here, r, RANK, COUNT)
+                    its = gl.convert_layout(unpack_tile(a, b, c, own.dtype), OUT)
+                out += its.to(gl.float32)
+            gl.store(epochs_ptr + tile, epoch)
+        elif HAS_RESIDUAL:
             out += residual.to(gl.float32)
         rounded = out.to(DTYPE)
         gl.store(out_ptr + rows64 * out_stride + cols[:, None], rounded, inside)
@@ -186,6 +207,7 @@ def streamed_gemm(
     norm_in: NormIn | None = None,
     norm_out: NormOut | None = None,
     split: SplitSpace | None = None,
+    over: Mailbox | None = None,
     pdl: bool = False,
 ) -> None:
     """Write `x @ w.T` with its edges into `out`: the arguments of `skinny_gemm.skinny_gemm`, bf16 | fp16.
@@ -203,20 +225,24 @@ def streamed_gemm(
         raise ValueError(f"x, w: expected bfloat16 or float16 of one kind, got {x.dtype} and {w.dtype}")
     if shape.split_k > 1 and (gated or split is None):
         raise ValueError("split_k > 1 needs `split` scratch and a product that is not gated")
+    grid = (triton.cdiv(n, shape.block_n), shape.split_k, triton.cdiv(rows, shape.block_b))
+    check_sum(over, grid, shape.block_n, shape.block_b, residual, n)
     layout = gl.NVMMASharedLayout(128, 16, 2)
     w_desc = TensorDescriptor(w, list(w.shape), list(w.stride()), [shape.block_n, shape.block_k], layout)
     x_desc = TensorDescriptor(x, list(x.shape), list(x.stride()), [shape.block_b, shape.block_k], layout)
     squares_in = norm_in.squares if norm_in else out
     squares_out = norm_out.squares if norm_out else out
     tiles = norm_in.num_tiles if norm_in else 1
-    _streamed_gemm[(triton.cdiv(n, shape.block_n), shape.split_k, triton.cdiv(rows, shape.block_b))](
+    _streamed_gemm[grid](
         w_desc, x_desc, out, bias if bias is not None else out, residual if residual is not None else out, squares_in,
         norm_out.weight if norm_out else out, norm_out.scaled if norm_out else out, squares_out,
-        split.partial if split else out, split.arrived if split else out, rows, n, k, out.stride(0),
+        split.partial if split else out, split.arrived if split else out, over.addresses if over else out,
+        over.epochs if over else out, over.places if over else 0, rows, n, k, out.stride(0),
         residual.stride(0) if residual is not None else 0, norm_out.scaled.stride(0) if norm_out else 0,
         squares_in.stride(0), squares_out.stride(0), norm_in.eps if norm_in else 0.0,
         BLOCK_N=shape.block_n, BLOCK_B=shape.block_b, BLOCK_K=shape.block_k, SPLIT_K=shape.split_k,
         STAGES=shape.stages, GATED=gated, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         NORM_IN=norm_in is not None, NORM_OUT=norm_out is not None, TILES=tiles,
-        TILES_P2=triton.next_power_of_2(tiles), num_warps=4, **dependent(pdl),
+        TILES_P2=triton.next_power_of_2(tiles), RANK=over.rank if over else 0, COUNT=over.count if over else 1,
+        num_warps=4, **dependent(pdl),
     )  # fmt: skip

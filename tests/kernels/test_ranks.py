@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
+from kernels.launch import is_hopper
 from kernels.rank_pick import BLOCK_ROWS, WORDS, rank_pick
 from kernels.rank_pick import places_of as places_of_picks
 from kernels.rank_sum import BLOCK, num_tiles, places_of, rank_sum
-from kernels.ranks import Mailbox, box_bytes, tell, tell_wide, words_of
-from kernels.skinny_gemm import NormOut
+from kernels.ranks import Mailbox, box_bytes, pack_tile, tell, tell_tile, tell_wide, tile_words, words_of
+from kernels.skinny_gemm import GemmShape, NormOut, SplitSpace, skinny_gemm
 from tests.kernels.close import assert_close
 
 SLOTS = 64
@@ -109,6 +113,114 @@ def test_every_rank_adds_all_partial_sums(
         assert [int(box.epochs[0]) for box in boxes] == [box_now] * count
         for box in boxes:  # each launch counts for its own programs; here the test's stand for all of them
             box.epochs.fill_(box_now)
+
+
+@triton.jit
+def _send_tile(addresses_ptr, epochs_ptr, values_ptr, places, RANK: tl.constexpr, COUNT: tl.constexpr,  # noqa: ANN001, ANN202, N803
+               BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr):  # fmt: skip # noqa: N803
+    tile = tl.program_id(0)
+    lines: tl.constexpr = BLOCK_N // 8
+    column = tile * BLOCK_B + tl.arange(0, BLOCK_B)
+    values = tl.load(values_ptr + column[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None])
+    epoch = tl.load(epochs_ptr) + 1
+    first, second, third = pack_tile(values, epoch)
+    here = column[None, :].to(tl.int64) * (3 * lines) + tl.arange(0, lines)[:, None]
+    tell_tile(addresses_ptr, epoch, places, here, first, second, third, RANK, COUNT)
+
+
+def whole_tiles(partial: torch.Tensor, block_n: int, block_b: int) -> torch.Tensor:
+    """`[rows, width]` as the programs of a product send it: `[tiles, block_b, block_n]`."""
+    rows, width = partial.shape
+    padded = torch.nn.functional.pad(partial, (0, 0, 0, -rows % block_b))
+    cut = padded.view(-1, block_b, width // block_n, block_n)
+    return cut.transpose(1, 2).reshape(-1, block_b, block_n).contiguous()
+
+
+PRODUCTS = ["portable", pytest.param("streamed", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(
+    ("count", "rows", "block_n", "block_b", "split_k", "epoch"),
+    [
+        (2, 5, 64, 16, 1, 0),
+        (4, 20, 64, 16, 2, 2**16 - 2),
+        (2, 40, 64, 64, 2, 2**15 - 2),
+        (2, 33, 128, 64, 1, 2**31 - 1),
+    ],
+)
+def test_products_add_up_over_ranks(
+    device: torch.device, product: str, count: int, rows: int, block_n: int, block_b: int, split_k: int, epoch: int
+) -> None:
+    """Of each other rank its product lies in the box, as its own programs would send it."""
+    dtype, width, depth = torch.bfloat16, 256, 256
+    launch, shape = _product(product, block_n, block_b, split_k)
+    tiles = width // block_n * -(-rows // block_b)
+    places = tiles * tile_words(block_n, block_b)
+    boxes = [replace(box, epochs=box.epochs[:tiles], programs=64) for box in world(count, places, 2, device, epoch)]
+    weight = torch.rand(width, device=device).to(dtype)
+    for exchange in range(3):
+        x = torch.randn(count, rows, depth, device=device).to(dtype)
+        w = (torch.randn(count, width, depth, device=device) / 16).to(dtype)
+        before = torch.randn(rows, width, device=device).to(dtype)
+        partials = []
+        for its_x, its_w in zip(x, w, strict=True):
+            partials.append(torch.empty(rows, width, device=device, dtype=dtype))
+            launch(its_x, its_w, partials[-1], shape, split=_space(device))
+        for box, partial in zip(boxes, partials, strict=True):
+            sent = whole_tiles(partial, block_n, block_b)
+            _send_tile[(len(sent),)](
+                box.addresses, box.epochs, sent, box.places, RANK=box.rank, COUNT=count, BLOCK_N=block_n,
+                BLOCK_B=block_b,
+            )  # fmt: skip
+        expected = before.float()
+        for partial in partials:
+            expected = expected + partial.float()
+        results = []
+        for box, its_x, its_w in zip(boxes, x, w, strict=True):
+            residual, scaled = before.clone(), torch.empty_like(before)
+            squares = torch.zeros(width // block_n, rows, device=device)
+            launch(its_x, its_w, residual, shape, residual=residual, norm_out=NormOut(weight, scaled, squares),
+                   split=_space(device), over=box, pdl=True)  # fmt: skip
+            assert_close(residual, expected.to(dtype))
+            assert_close(scaled, residual.float() * weight.float())
+            torch.testing.assert_close(squares.sum(0), residual.float().square().sum(1))
+            results.append(residual)
+        assert all(torch.equal(residual, results[0]) for residual in results), "to the last bit"
+        now = torch.tensor([epoch + exchange + 1], dtype=torch.int64).to(torch.int32).item()
+        assert all(box.epochs.tolist() == [now] * tiles for box in boxes)
+
+
+def _product(name: str, block_n: int, block_b: int, split_k: int) -> tuple[Callable[..., None], object]:
+    if name == "portable":
+        return skinny_gemm, GemmShape(block_n, block_b, 64, split_k)
+    if not is_hopper():
+        pytest.skip("needs a Hopper card")
+    from kernels.streamed_gemm import StreamShape, streamed_gemm
+
+    return streamed_gemm, StreamShape(block_n, block_b, 64, split_k)
+
+
+def _space(device: torch.device) -> SplitSpace:
+    return SplitSpace(torch.empty(1 << 17, device=device), torch.zeros(64, dtype=torch.int32, device=device))
+
+
+def test_products_that_cannot_be_added_up_are_refused(device: torch.device) -> None:
+    shape, dtype = GemmShape(64, 16, 64), torch.bfloat16
+    box = replace(world(2, 4 * tile_words(64, 16), 2, device)[0], epochs=torch.zeros(4, device=device), programs=4)
+
+    def ask(width: int, box: Mailbox = box, dtype: torch.dtype = dtype) -> None:
+        residual = torch.zeros(3, width, device=device, dtype=dtype)
+        weight = torch.zeros(width, 64, device=device, dtype=dtype)
+        skinny_gemm(residual[:, :64].contiguous(), weight, residual, shape, residual=residual, over=box)
+
+    for width, other in ((200, box), (256, replace(box, places=box.places - 1)), (320, box)):
+        with pytest.raises(ValueError, match="over: "):
+            ask(width, other)
+    with pytest.raises(ValueError, match="over: 4 programs that wait for each other, 3 run at once"):
+        ask(256, replace(box, programs=3))
+    with pytest.raises(ValueError, match="over: needs a residual of 2-byte values"):
+        ask(256, dtype=torch.float32)
 
 
 def test_what_has_no_room_is_refused(device: torch.device) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.embedding import embedding
 from kernels.experts import routed_experts
 from kernels.layout import Heads, Rope, SlotTable
+from kernels.ranks import Mailbox
 from kernels.rms_norm import rms_norm
 from kernels.skinny_gemm import GemmShape, NormIn, NormOut, SplitSpace, skinny_gemm
 from kernels.streamed_gemm import StreamShape, streamed_gemm
@@ -139,10 +140,11 @@ class DecodeStep:
     def _gemm(  # noqa: PLR0913 - the edges of a product
         self, x: Tensor, linear: Linear, out: Tensor, shape: GemmShape | StreamShape, *, gated: bool = False,
         residual: Tensor | None = None, norm_in: NormIn | None = None, norm_out: NormOut | None = None,
+        over: Mailbox | None = None,
     ) -> None:  # fmt: skip
         launch: Callable[..., None] = streamed_gemm if isinstance(shape, StreamShape) else skinny_gemm
         launch(x, linear.weight, out, shape, gated=gated, bias=linear.bias, residual=residual, norm_in=norm_in,
-               norm_out=norm_out, split=self._all.split, pdl=self._recipe.pdl)  # fmt: skip
+               norm_out=norm_out, split=self._all.split, over=over, pdl=self._recipe.pdl)  # fmt: skip
 
     def _gated(self, linear: Linear, norm: Tensor) -> None:
         shape = self._recipe.gate_up
@@ -166,8 +168,14 @@ class DecodeStep:
                 self._residual.add_(linear.bias)
             self._tiles = 0
             return
+        self._product_to_residual(x, linear, shape, next_norm)
+
+    def _product_to_residual(
+        self, x: Tensor, linear: Linear, shape: GemmShape | StreamShape, next_norm: Tensor, over: Mailbox | None = None
+    ) -> None:  # fmt: skip
+        """One launch with all edges; `over`: see `kernels.skinny_gemm`."""
         norm_out = NormOut(next_norm, self._scaled, self._all.squares)
-        self._gemm(x, linear, self._residual, shape, residual=self._residual, norm_out=norm_out)
+        self._gemm(x, linear, self._residual, shape, residual=self._residual, norm_out=norm_out, over=over)
         self._tiles = -(-self._residual.shape[1] // shape.block_n)
 
     def _sum_to_residual(
@@ -176,6 +184,10 @@ class DecodeStep:
         """Add the sum over ranks of the products of `x`: the sum has the edges that the product has on one rank."""
         partial = sums.partial(len(x))
         if isinstance(shape, GemmShape | StreamShape):
+            over = sums.box_of(shape, len(x)) if self._recipe.sums_in_products else None
+            if over is not None:
+                self._product_to_residual(x, linear, shape, next_norm, over)
+                return
             self._gemm(x, linear, partial, shape)
         else:
             _matmul(x, linear, partial)

@@ -8,18 +8,24 @@ reach each other, through NCCL. Both are captured in graphs. All ranks make the 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kernels import rank_pick, rank_sum
-from kernels.ranks import Mailbox, box_bytes
-from kernels.skinny_gemm import NormOut
+from kernels.ranks import Mailbox, box_bytes, tile_words
+from kernels.skinny_gemm import GemmShape, NormOut
+from kernels.streamed_gemm import StreamShape
 from services.engine.backends.cuda.peer_memory import PeerAccessError, open_peer_memory
 from services.engine.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
+PRODUCT_TILE = 64
+"""Outputs of a tile of those products that add up by themselves: `out` and `down`."""
+_PRODUCT_ROWS = (16, 32, 64)
+"""Of their tiles, with a box for each, whose every word is written in each exchange."""
 MAX_ROWS = 512
 """Rows of a box at least: the largest prefill graph. Beyond it a product takes long enough for NCCL."""
 
@@ -46,6 +52,10 @@ class RankSums:
         residual.add_(partial)
         return 0
 
+    def box_of(self, shape: GemmShape | StreamShape, rows: int) -> Mailbox | None:  # noqa: ARG002
+        """Return where programs of such a product of `rows` rows add up over ranks by themselves, if they can."""
+        return None
+
     def pick(self, logits: Tensor, ids: Tensor, *, pdl: bool = False) -> None:  # noqa: ARG002
         """Make `ids [rows]`, the best columns of this rank's `logits`, the best ids of the whole vocabulary."""
         share = logits.shape[1]
@@ -63,15 +73,24 @@ class PeerSums(RankSums):
     def __init__(self, ranks: Ranks, hidden: int, max_rows: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(ranks, hidden, max_rows, dtype, device)
         rows, count, self._tiles = self.max_rows, ranks.count, rank_sum.num_tiles(hidden)
-        for_sums, for_picks = rank_sum.places_of(rows, hidden, dtype.itemsize), rank_pick.places_of(rows)
-        self._memory = open_peer_memory(ranks, box_bytes(for_sums + for_picks, count), device)
-        slots = torch.zeros(rows * (self._tiles + 1), dtype=torch.int32, device=device)
-        addresses = self._memory.addresses
-        programs = _programs_at_once(count, device) or rows
-        self._sums = Mailbox(addresses, slots[rows:], for_sums, ranks.rank, count, programs)
-        self._picks = Mailbox(
-            addresses + box_bytes(for_sums, count), slots[:rows], for_picks, ranks.rank, count, programs
-        )
+        blocks = _PRODUCT_ROWS if dtype.itemsize == 2 and hidden % PRODUCT_TILE == 0 else ()
+        outputs = hidden // PRODUCT_TILE
+        wanted = [
+            (rows * self._tiles, rank_sum.places_of(rows, hidden, dtype.itemsize)),
+            (rows, rank_pick.places_of(rows)),
+            *((outputs, outputs * tile_words(PRODUCT_TILE, block_b)) for block_b in blocks),
+        ]  # fmt: skip
+        self._memory = open_peer_memory(ranks, box_bytes(sum(places for _, places in wanted), count), device)
+        address, programs, boxes = self._memory.addresses, _programs_at_once(count, device) or rows, []
+        for slots, places in wanted:
+            epochs = torch.zeros(slots, dtype=torch.int32, device=device)
+            boxes.append(Mailbox(address, epochs, places, ranks.rank, count, programs))
+            address = address + box_bytes(places, count)
+        self._sums, self._picks, *products = boxes
+        at_once = _multiprocessors(device) or outputs * _PRODUCT_ROWS[-1]
+        self._products = {
+            block_b: replace(box, programs=at_once) for block_b, box in zip(blocks, products, strict=True)
+        }
         self._partial = torch.empty(rows, hidden, dtype=dtype, device=device)
 
     def partial(self, rows: int) -> Tensor:
@@ -85,16 +104,25 @@ class PeerSums(RankSums):
         rank_sum.rank_sum(self._sums, partial, residual, norm_out, pdl=pdl)
         return self._tiles if norm_out is not None else 0
 
+    def box_of(self, shape: GemmShape | StreamShape, rows: int) -> Mailbox | None:
+        """See RankSums."""
+        box = self._products.get(shape.block_b) if shape.block_n == PRODUCT_TILE and rows <= shape.block_b else None
+        return box if box is not None and box.slots * shape.split_k <= box.programs else None
+
     def pick(self, logits: Tensor, ids: Tensor, *, pdl: bool = False) -> None:
         """See RankSums."""
         rank_pick.rank_pick(self._picks, logits, ids, pdl=pdl)
 
 
+def _multiprocessors(device: torch.device) -> int | None:
+    """Each runs a program of a product at least; None without a card: the interpreter runs one after the other."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
+
+
 def _programs_at_once(count: int, device: torch.device) -> int | None:
-    """None for any number, without a card: the interpreter runs one after the other."""
-    if device.type != "cuda":
-        return None
-    return rank_sum.programs_of(torch.cuda.get_device_properties(device).multi_processor_count, count)
+    """Of a sum; None for any number."""
+    multiprocessors = _multiprocessors(device)
+    return None if multiprocessors is None else rank_sum.programs_of(multiprocessors, count)
 
 
 def open_rank_sums(

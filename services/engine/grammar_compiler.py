@@ -1,6 +1,8 @@
 """XGrammar for one model's tokens: sources become compiled grammars, and these become matchers of sequences."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import xgrammar
 
@@ -9,7 +11,7 @@ from services.common.text import Vocabulary
 from services.engine.ticket import GrammarError
 
 _MAX_WHITESPACE = 32
-"""In a row, in JSON: more than any indentation needs, and an end for models that would never stop."""
+"""In a row, between the parts of JSON: more than any indentation needs, and an end for models that would never stop."""
 
 _UNTYPABLE = b"\xff\xfe%d"
 """Stands for the text of a special token: no text of any grammar holds such bytes, and unlike a token without text it
@@ -63,9 +65,25 @@ class GrammarCompiler:
                 case GrammarKind.EBNF:
                     return CompiledGrammar(compiler.compile_grammar(spec.source))
                 case GrammarKind.STRUCTURAL_TAG:
-                    return CompiledGrammar(compiler.compile_structural_tag(spec.source))
+                    return CompiledGrammar(compiler.compile_structural_tag(_with_bounds(spec.source)))
         except (RuntimeError, ValueError) as error:  # what the library raises for each of its own errors
             raise GrammarError(_reason(str(error))) from error
+
+
+def _with_bounds(tag: str) -> str:
+    """The structural tag with whitespace bounded in all its JSON that does not say itself how much there may be."""
+
+    def bound(form: Any) -> None:  # noqa: ANN401  JSON has no type
+        parts = form.items() if isinstance(form, dict) else enumerate(form) if isinstance(form, list) else ()
+        for name, part in parts:
+            if name != "json_schema":  # no format, and may hold anything
+                bound(part)
+        if isinstance(form, dict) and form.get("type") == "json_schema":
+            form.setdefault("max_whitespace_cnt", _MAX_WHITESPACE)
+
+    form = json.loads(tag)
+    bound(form)
+    return json.dumps(form)
 
 
 def _reason(message: str) -> str:

@@ -17,6 +17,7 @@ from services.common import ipc
 from services.common.request import FinishReason, GrammarKind, GrammarSpec, SamplingParams
 from services.common.text import Vocabulary
 from services.engine.cpu_masks import cpu_masks
+from services.engine.grammar_compiler import GrammarCompiler
 from services.pd_master.grammars.source import schema_grammar
 from tests.engine.driver import Driver
 from tests.engine.schemas import random_schema
@@ -239,6 +240,26 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_by_itself(bench: Bench, gr
     assert len(bench.driver.tokens[good.job_id, 0]) == 5
     assert not bench.driver.tokens[bad.job_id, 0]
     bench.driver.check()
+
+
+ANY_TREE = '{"type": "object", "properties": {"tree": {"type": "string"}}}'
+TREES = [
+    (GrammarKind.JSON_SCHEMA, ANY_TREE, 32),
+    (GrammarKind.STRUCTURAL_TAG, '{"type": "json_schema", "json_schema": %s}', 32),
+    (GrammarKind.STRUCTURAL_TAG, '{"type": "json_schema", "json_schema": %s, "max_whitespace_cnt": 3}', 3),
+    (GrammarKind.STRUCTURAL_TAG, '{"type": "or", "elements": [{"type": "json_schema", "json_schema": %s}]}', 32),
+]
+
+
+@pytest.mark.parametrize(("kind", "source", "most"), TREES)
+def test_json_cannot_be_padded_for_ever(bench: Bench, kind: GrammarKind, source: str, most: int) -> None:
+    if kind is GrammarKind.STRUCTURAL_TAG:
+        source = f'{{"type": "structural_tag", "format": {source % ANY_TREE}}}'
+    compiler = GrammarCompiler(bench.folder, len(bench.pieces), (bench.eos,))
+    matcher = compiler.compile(spec(kind, source)).matcher()
+    assert matcher.accept_string("{" + most * " ")
+    assert not matcher.accept_string(" ")
+    assert matcher.accept_string('"tree"')
 
 
 def test_a_model_without_a_tokenizer_refuses_grammars(llama: Path) -> None:

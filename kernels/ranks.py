@@ -59,7 +59,13 @@ def tile_words(block_n: int, block_b: int) -> int:
 @triton.jit
 def _box(addresses_ptr, rank, sender, epoch, places, COUNT: tl.constexpr):
     """Where the words of `sender` lie in the box of `rank`."""
-    box = tl.load(addresses_ptr + rank).to(tl.pointer_type(tl.int64))
+    return _place(tl.load(addresses_ptr + rank), sender, epoch, places, COUNT)
+
+
+@triton.jit
+def _place(address, sender, epoch, places, COUNT: tl.constexpr):
+    """Where the words of `sender` lie in the box that begins at `address`."""
+    box = address.to(tl.pointer_type(tl.int64))
     return tl.multiple_of(box + ((epoch & 1) * COUNT + sender).to(tl.int64) * places, 16)
 
 
@@ -190,22 +196,31 @@ def unpack_tile(first, second, third, VALUE: tl.constexpr):
 
 
 @triton.jit
-def tell_tile(addresses_ptr, epoch, places, here, first, second, third, RANK: tl.constexpr, COUNT: tl.constexpr):
-    """Send what `pack_tile` made to all other ranks, who `hear_tile` it. `here`: int64 `[n / 8, b]`, where the words of
-    each column lie in a box, 3 * n / 8 of them."""
+def box_addresses(addresses_ptr, COUNT: tl.constexpr):
+    """Where all boxes begin: asked for early, so that nobody waits for that when there is something to tell."""
+    addresses = (tl.load(addresses_ptr),)
+    for r in tl.static_range(1, COUNT):
+        addresses = addresses + (tl.load(addresses_ptr + r),)  # type: ignore[assignment] # noqa: RUF005
+    return addresses
+
+
+@triton.jit
+def tell_tile(addresses, epoch, places, here, first, second, third, RANK: tl.constexpr, COUNT: tl.constexpr):
+    """Send what `pack_tile` made to all other ranks, who `hear_tile` it. `addresses`: of `box_addresses`; `here`: int64
+    `[n / 8, b]`, where the words of each column lie in a box, 3 * n / 8 of them."""
     lines: tl.constexpr = first.shape[0]
     for i in tl.static_range(1, COUNT):
-        box = _box(addresses_ptr, (RANK + i) % COUNT, RANK, epoch, places, COUNT) + here
+        box = _place(addresses[(RANK + i) % COUNT], RANK, epoch, places, COUNT) + here
         tl.store(box, first)
         tl.store(box + lines, second)
         tl.store(box + 2 * lines, third)
 
 
 @triton.jit
-def hear_tile(addresses_ptr, epoch, places, here, SENDER: tl.constexpr, RANK: tl.constexpr, COUNT: tl.constexpr):
+def hear_tile(addresses, epoch, places, here, SENDER: tl.constexpr, RANK: tl.constexpr, COUNT: tl.constexpr):
     """Wait for the words that rank SENDER sends in exchange `epoch`; return them for `unpack_tile`."""
     lines: tl.constexpr = here.shape[0]
-    box = _box(addresses_ptr, RANK, SENDER, epoch, places, COUNT) + here
+    box = _place(addresses[RANK], SENDER, epoch, places, COUNT) + here
     expected = (epoch.to(tl.int64) << 48) >> 48
     first = tl.load(box, volatile=True)
     second = tl.load(box + lines, volatile=True)

@@ -31,7 +31,7 @@ from kernels.launch import (
     release_next,
     wait_for_previous,
 )
-from kernels.ranks import Mailbox, hear_tile, pack_tile, tell_tile, tile_words, unpack_tile
+from kernels.ranks import Mailbox, box_addresses, hear_tile, pack_tile, tell_tile, tile_words, unpack_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +140,14 @@ def _skinny_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, it
         residual = tl.load(residual_ptr + rows64 * residual_stride + cols[None, :], mask=inside, other=0.0)
     if NORM_OUT:
         norm_weight = tl.load(norm_ptr + rows_n)
+    tile = tile_b * tl.num_programs(0) + tile_n
+    if COUNT > 1:
+        addresses = box_addresses(addresses_ptr, COUNT)
+        epoch = tl.load(epochs_ptr + tile) + 1
     acc, up = _product(x_ptr, w_ptr, rows_n, n, rows_b, num_rows, k, k_first, k_last, x_stride,
                        BLOCK_N, BLOCK_B, BLOCK_K, STAGES, EVEN_K, PRECISION, GATED)  # fmt: skip
 
     last = True
-    tile = tile_b * tl.num_programs(0) + tile_n
     if SPLIT_K > 1:
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_B + tl.arange(0, BLOCK_B)[None, :]
         home = partial_ptr + tile.to(tl.int64) * (SPLIT_K * BLOCK_N * BLOCK_B) + inner
@@ -171,16 +174,15 @@ def _skinny_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, it
         if COUNT > 1:
             lines: tl.constexpr = BLOCK_N // 8
             own = tl.trans(out).to(out_ptr.dtype.element_ty)
-            epoch = tl.load(epochs_ptr + tile) + 1
             column = tile.to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
             here = column[None, :] * (3 * lines) + tl.arange(0, lines)[:, None]
             a, b, c = pack_tile(own, epoch)
-            tell_tile(addresses_ptr, epoch, places, here, a, b, c, RANK, COUNT)
+            tell_tile(addresses, epoch, places, here, a, b, c, RANK, COUNT)
             out = residual.to(tl.float32)
             for r in tl.static_range(COUNT):
                 its = own
                 if r != RANK:
-                    a, b, c = hear_tile(addresses_ptr, epoch, places, here, r, RANK, COUNT)
+                    a, b, c = hear_tile(addresses, epoch, places, here, r, RANK, COUNT)
                     its = unpack_tile(a, b, c, own.dtype)
                 out += tl.trans(its).to(tl.float32)
             tl.store(epochs_ptr + tile, epoch)

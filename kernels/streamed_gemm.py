@@ -27,7 +27,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.launch import dependent, expect_rows_contiguous, expect_shape
-from kernels.ranks import Mailbox, hear_tile, pack_tile, tell_tile, unpack_tile
+from kernels.ranks import Mailbox, box_addresses, hear_tile, pack_tile, tell_tile, unpack_tile
 from kernels.skinny_gemm import NormIn, NormOut, SplitSpace, check_sum
 
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
@@ -113,6 +113,10 @@ def _streamed_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, 
         residual = gl.load(residual_ptr + rows64 * residual_stride + cols[:, None], inside, other=0.0)
     if NORM_OUT:
         norm_weight = gl.load(norm_ptr + cols, cols < n, other=0.0)
+    tile = tile_b * gl.num_programs(0) + tile_n
+    if COUNT > 1:
+        addresses = box_addresses(addresses_ptr, COUNT)
+        epoch = gl.load(epochs_ptr + tile) + 1
     if HAS_BIAS:
         bias = gl.load(bias_ptr + cols, cols < n, other=0.0)
 
@@ -138,7 +142,6 @@ def _streamed_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, 
         tma.async_copy_global_to_shared(x_desc, [tile_b * BLOCK_B, k_next], barrier, x_ring.index(slot), again)
 
     last = True
-    tile = tile_b * gl.num_programs(0) + tile_n
     if SPLIT_K > 1:
         inner = (gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, ACC))[:, None] * BLOCK_B
                  + gl.arange(0, BLOCK_B, layout=gl.SliceLayout(0, ACC))[None, :])  # fmt: skip
@@ -168,18 +171,17 @@ def _streamed_gemm(  # noqa: C901, PLR0912, PLR0915 - a kernel is one function, 
         if COUNT > 1:
             lines: gl.constexpr = BLOCK_N // 8
             own = out.to(DTYPE)
-            epoch = gl.load(epochs_ptr + tile) + 1
             column = tile.to(gl.int64) * BLOCK_B + gl.arange(0, BLOCK_B, layout=gl.SliceLayout(0, WORDS))
             line = gl.arange(0, lines, layout=gl.SliceLayout(1, WORDS))
             here = column[None, :] * (3 * lines) + line[:, None]
             a, b, c = pack_tile(own, epoch)
-            tell_tile(addresses_ptr, epoch, places, here, gl.convert_layout(a, WORDS), gl.convert_layout(b, WORDS),
+            tell_tile(addresses, epoch, places, here, gl.convert_layout(a, WORDS), gl.convert_layout(b, WORDS),
                       gl.convert_layout(c, WORDS), RANK, COUNT)  # fmt: skip
             out = residual.to(gl.float32)
             for r in gl.static_range(COUNT):
                 its = own
                 if r != RANK:
-                    a, b, c = hear_tile(addresses_ptr, epoch, places, here, r, RANK, COUNT)
+                    a, b, c = hear_tile(addresses, epoch, places, here, r, RANK, COUNT)
                     its = gl.convert_layout(unpack_tile(a, b, c, own.dtype), OUT)
                 out += its.to(gl.float32)
             gl.store(epochs_ptr + tile, epoch)

@@ -14,7 +14,17 @@ from kernels.launch import is_hopper
 from kernels.rank_pick import BLOCK_ROWS, WORDS, rank_pick
 from kernels.rank_pick import places_of as places_of_picks
 from kernels.rank_sum import BLOCK, num_tiles, places_of, rank_sum
-from kernels.ranks import Mailbox, box_bytes, pack_tile, tell, tell_tile, tell_wide, tile_words, words_of
+from kernels.ranks import (
+    Mailbox,
+    box_addresses,
+    box_bytes,
+    pack_tile,
+    tell,
+    tell_tile,
+    tell_wide,
+    tile_words,
+    words_of,
+)
 from kernels.skinny_gemm import GemmShape, NormOut, SplitSpace, skinny_gemm
 from tests.kernels.close import assert_close
 
@@ -125,7 +135,7 @@ def _send_tile(addresses_ptr, epochs_ptr, values_ptr, places, RANK: tl.constexpr
     epoch = tl.load(epochs_ptr) + 1
     first, second, third = pack_tile(values, epoch)
     here = column[None, :].to(tl.int64) * (3 * lines) + tl.arange(0, lines)[:, None]
-    tell_tile(addresses_ptr, epoch, places, here, first, second, third, RANK, COUNT)
+    tell_tile(box_addresses(addresses_ptr, COUNT), epoch, places, here, first, second, third, RANK, COUNT)
 
 
 def whole_tiles(partial: torch.Tensor, block_n: int, block_b: int) -> torch.Tensor:

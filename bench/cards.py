@@ -1,4 +1,4 @@
-"""All that `docs/performance.md` says of GPUs, in one run: tests on the cards first, then each measurement.
+"""The tests on GPUs and the main tables of `docs/performance.md` about them, in one run.
 
     python -m bench.cards [--only engine soak ...] [--model FOLDER] [--out FOLDER]
     python -m bench.cards --list
@@ -6,7 +6,7 @@
 Takes what the machine's cards allow: one for an engine and for KV between two processes on it, two for ranks, KV from
 card to card and goodput. Each runs in a process of its own, one after the other, so that none slows another; its output
 goes to FOLDER too, and a table of how each ended stands last. `--model` names a real checkpoint with its tokenizer, for
-what needs one. About 45 minutes on two cards, 11 of them the soak and some for compiling kernels the first time.
+what needs one. Side-by-side comparisons of the page have commands of their own, which stand beside them there.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _word(a, b, c, number):
 @triton.jit
 def pack_tile(values, epoch):
     """Three words for each 8 lines of `values`, `[n, b]` of 2 bytes, with the number of exchange `epoch`: `[n / 8, b]`
-    each. No program of theirs needs another thread's values where each thread holds 8 lines of a column."""
+    each. A thread that holds 8 lines of a column needs no other thread's values."""
     even, odd = _apart(values)
     even_even, even_odd = _apart(even)
     odd_even, odd_odd = _apart(odd)

@@ -26,6 +26,8 @@ PRODUCT_TILE = 64
 """Outputs of a tile of those products that add up by themselves: `out` and `down`."""
 _PRODUCT_ROWS = (16, 32, 64)
 """Of their tiles, with a box for each, whose every word is written in each exchange."""
+_ANY = 1 << 31
+"""Programs at once, without a card: the interpreter runs one after the other."""
 MAX_ROWS = 512
 """Rows of a box at least: the largest prefill graph. Beyond it a product takes long enough for NCCL."""
 
@@ -81,13 +83,13 @@ class PeerSums(RankSums):
             *((outputs, outputs * tile_words(PRODUCT_TILE, block_b)) for block_b in blocks),
         ]  # fmt: skip
         self._memory = open_peer_memory(ranks, box_bytes(sum(places for _, places in wanted), count), device)
-        address, programs, boxes = self._memory.addresses, _programs_at_once(count, device) or rows, []
+        address, programs, boxes = self._memory.addresses, _programs_at_once(count, device) or _ANY, []
         for slots, places in wanted:
             epochs = torch.zeros(slots, dtype=torch.int32, device=device)
             boxes.append(Mailbox(address, epochs, places, ranks.rank, count, programs))
             address = address + box_bytes(places, count)
         self._sums, self._picks, *products = boxes
-        at_once = _multiprocessors(device) or outputs * _PRODUCT_ROWS[-1]
+        at_once = _multiprocessors(device) or _ANY
         self._products = {
             block_b: replace(box, programs=at_once) for block_b, box in zip(blocks, products, strict=True)
         }
@@ -115,12 +117,12 @@ class PeerSums(RankSums):
 
 
 def _multiprocessors(device: torch.device) -> int | None:
-    """Each runs a program of a product at least; None without a card: the interpreter runs one after the other."""
+    """Each runs a program of a product at least. None without a card."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
 
 
 def _programs_at_once(count: int, device: torch.device) -> int | None:
-    """Of a sum; None for any number."""
+    """Of a sum. None without a card."""
     multiprocessors = _multiprocessors(device)
     return None if multiprocessors is None else rank_sum.programs_of(multiprocessors, count)
 

@@ -45,7 +45,7 @@ STAGES = (
     Stage("decode-beside-transfer", "bench.transfer_decode --device cuda:0 --gb-per-s 25 0"),
     Stage("exposed", "bench.transfer_exposed --device cuda:0 --rounds 3 --tail 128 0"),
     Stage("rank-tests", "pytest -q tests/kernels/test_cuda_ranks.py tests/engine/test_rank_transfer.py", 2),
-    Stage("ranks", "bench.ranks --ranks 1 2 --through peer product nccl --rows 1 16 64", 2),
+    Stage("ranks", "bench.ranks --ranks 1 2 --through peer nccl --rows 1 16 64", 2),
     Stage("card-to-card", "bench.transfer --device cuda:0 --peer-device cuda:1 --mib 64 256 --depth 1 4 "
           "--total-mib 2048", 2),
     Stage("exposed-card-to-card", "bench.transfer_exposed --device cuda:0 --peer-device cuda:1 --lengths 4096 "

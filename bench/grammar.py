@@ -70,8 +70,10 @@ class Rows:
         events = self._engine.turn(commands)
         taken: list[float] = []
         last: float | None = None
-        while self._engine.has_work or self._engine.only_waits:
+        while self._engine.has_work or self._engine.only_waits or events:
             for event in events:
+                if isinstance(event, ipc.GrammarRefused):
+                    raise SystemExit(f"the model takes no such grammar: {event.message}")
                 if isinstance(event, ipc.StepDone):
                     now = time.perf_counter()
                     full = event.num_decode_rows == options.rows and not event.prefilling

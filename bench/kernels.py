@@ -29,6 +29,7 @@ from kernels.sampling import SamplingRows, sample
 from kernels.skinny_gemm import GemmShape, NormIn, NormOut, SplitSpace, skinny_gemm
 from kernels.streamed_gemm import streamed_gemm
 from kernels.swiglu import swiglu
+from services.engine.backends.cuda.prefill_step import attend_whole
 from services.engine.backends.cuda.recipe import recipe_for
 
 BF16 = torch.bfloat16
@@ -131,7 +132,7 @@ def attention(device: torch.device, name: str, lens: list[int], *, scattered: bo
 
 
 def prompts(device: torch.device, count: int, length: int) -> Iterator[Case]:
-    """Prefill attention by the Triton kernel."""
+    """Prefill attention by cuDNN, which takes such prompts, and by the portable kernel."""
     lens = [length] * count
     ctx = contexts(lens, device, scattered=True)
     kv, q = normal(ctx.num_slots + 1, 16, 128), normal(count * length, HEADS.qkv_width)
@@ -140,6 +141,8 @@ def prompts(device: torch.device, count: int, length: int) -> Iterator[Case]:
     tiles = torch.tensor(prefill_tiles(lens, lens, tuning.block_queries), dtype=torch.int32, device=device)
     starts = torch.arange(0, count * length + 1, length, dtype=torch.int32, device=device)
     flops = count * 4 * HIDDEN * length * (length + 1) / 2
+    yield Case(f"prefill attention {count} x {length} (cuDNN)", lambda: attend_whole(q, (count, length), HEADS), 1,
+               flops=flops)  # fmt: skip
     yield Case(f"prefill attention {count} x {length} (Triton)",
                lambda: prefill_attention(q, kv, ctx.slots, tiles, starts, ctx.context_lens, HEADS, out, tuning=tuning),
                1, flops=flops)  # fmt: skip

@@ -1,12 +1,11 @@
 """Tensor parallel ranks beside one: decode steps, prefill and one sum over ranks, of the Llama-3.1-8B shape.
 
-    python -m bench.ranks [--ranks 1 2] [--through peer product nccl] [--rows 1 16 64] [--rounds 3] [--json FILE]
+    python -m bench.ranks [--ranks 1 2] [--through peer nccl] [--rows 1 16 64] [--rounds 3] [--json FILE]
 
 Needs as many cards as the largest number of ranks. Each number of ranks runs in processes of its own, through the
 engine's loop as in `bench.engine`; a split step's ratio to one rank's stands last. `--through` says how short steps add
-up: in a launch over peer memory behind each product, over peer memory in the product itself, or by NCCL in the same
-graphs. When `--timeout` seconds have passed, what has been measured by then counts (with an empty Triton cache the
-start alone takes half a minute).
+up: over peer memory, or by NCCL in the same graphs. What has been measured when `--timeout` seconds have passed counts
+(with an empty Triton cache the start alone takes half a minute).
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +27,9 @@ import torch
 from bench.engine import Bench, prompts_of
 from kernels.skinny_gemm import NormOut
 from services.common import ipc
-from services.engine.backends.cuda import rank_sums, runner
+from services.engine.backends.cuda import rank_sums
 from services.engine.backends.cuda.peer_memory import PeerAccessError
 from services.engine.backends.cuda.rank_sums import RankSums, open_rank_sums
-from services.engine.backends.cuda.recipe import DecodeRecipe, recipe_for
 from services.engine.lifeline import Lifeline
 from services.engine.ranks import Ranks
 from services.engine.serving import follow
@@ -50,8 +47,6 @@ def run_rank(options: argparse.Namespace) -> None:
     """One rank's process; rank 0 measures and prints each figure, as soon as it has it, as a line of JSON."""
     if options.through[0] == "nccl":
         setattr(rank_sums, "open_peer_memory", _switched_off)  # noqa: B010 - not its own to set
-    elif options.through[0] == "product":
-        add_up_in_products()
     bench = Bench(
         options.rounds, num_ranks=options.count, rank=options.rank, rendezvous=options.folder,
         max_running_requests=max(options.rows),
@@ -88,15 +83,6 @@ def tell(figures: Iterator[Figure]) -> None:
 
 def _switched_off(*_: object) -> None:
     raise PeerAccessError("--through nccl")
-
-
-def add_up_in_products() -> None:
-    """See DecodeRecipe.sums_in_products; for all engines that this process loads from now on."""
-
-    def chosen(*args: Any, **keywords: Any) -> DecodeRecipe:
-        return replace(recipe_for(*args, **keywords), sums_in_products=True)
-
-    setattr(runner, "recipe_for", chosen)  # noqa: B010 - not its own to set
 
 
 def measure(bench: Bench, options: argparse.Namespace) -> Iterator[Figure]:
@@ -183,7 +169,7 @@ def main() -> None:
     """Measure every number of ranks, print the table last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--through", nargs="*", choices=["peer", "product", "nccl"], default=["peer", "nccl"])
+    parser.add_argument("--through", nargs="*", choices=["peer", "nccl"], default=["peer", "nccl"])
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=240.0)

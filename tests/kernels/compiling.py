@@ -26,7 +26,6 @@ from torch import Tensor
 from triton import knobs
 
 from bench.precompile import launch_nothing
-from bench.ranks import add_up_in_products
 from services.common.request import LengthPenalty, PromptPenalty, SamplingParams
 from services.engine import host_setup, load
 from services.engine.agreement import Agreement
@@ -87,7 +86,7 @@ SAMPLING = (
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One rank of an engine. `arch`: compute capability, times ten; `sums_in_products`: see DecodeRecipe."""
+    """One rank of an engine. `arch`: compute capability, times ten."""
 
     model: str
     dtype: str
@@ -95,7 +94,6 @@ class Case(msgspec.Struct, frozen=True):
     rank: int = 0
     max_running_requests: int = 256
     arch: int = 90
-    sums_in_products: bool = False
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -230,8 +228,6 @@ def main(case: Case) -> None:
     """See the module."""
     launch_nothing(case.arch)
     stand_in()
-    if case.sums_in_products:
-        add_up_in_products()
     compilations = Compilations()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         driver = engine_of(case, Path(folder))

@@ -22,7 +22,6 @@ from tests.kernels.compiling import GENERIC, MODELS, Case, Compiled
 
 FEW = (
     Case("llama-8b", "bfloat16", 2, 1),
-    Case("llama-8b", "bfloat16", 2, 0, sums_in_products=True),
     Case("qwen3-30b-a3b", "float16", 4, 0),
     Case("llama-biased", "bfloat16"),
     Case("tiny", "float32", 2, 0),
@@ -72,7 +71,7 @@ def _compiled(case: Case, cache: Path) -> Outcome:
 
 
 def _name(case: Case) -> str:
-    return f"{case.model}-{case.dtype}-{case.rank}of{case.num_ranks}{'-in-products' * case.sums_in_products}"
+    return f"{case.model}-{case.dtype}-{case.rank}of{case.num_ranks}"
 
 
 @pytest.fixture(params=CASES, ids=_name)

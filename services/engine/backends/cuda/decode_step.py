@@ -184,7 +184,7 @@ class DecodeStep:
         """Add the sum over ranks of the products of `x`: the sum has the edges that the product has on one rank."""
         partial = sums.partial(len(x))
         if isinstance(shape, GemmShape | StreamShape):
-            over = sums.box_of(shape, len(x)) if self._recipe.sums_in_products else None
+            over = sums.box_of(shape, len(x))
             if over is not None:
                 self._product_to_residual(x, linear, shape, next_norm, over)
                 return

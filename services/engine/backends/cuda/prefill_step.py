@@ -96,7 +96,7 @@ class PrefillStep:
         width = (self._heads.num_heads + 2 * self._heads.num_kv_heads) * self._heads.head_dim
         for prompts, length in shapes:
             qkv = torch.zeros(prompts * length, width, dtype=self._pool.dtype, device=self._pool.device)
-            self._whole_prompts(qkv, (prompts, length))
+            attend_whole(qkv, (prompts, length), self._heads)
             self._planned.add((prompts, length))
 
     def __call__(self, batch: PrefillBatch) -> Tensor:
@@ -214,7 +214,7 @@ class PrefillStep:
     def _attend(self, layer: int, block: Block, qkv: Tensor, batch: PrefillBatch) -> Tensor:
         self._rotate(layer, block, qkv, batch)
         if batch.whole is not None and batch.whole in self._planned:
-            return self._whole_prompts(qkv, batch.whole)
+            return attend_whole(qkv, batch.whole, self._heads)
         out = qkv.new_empty(len(qkv), self._heads.num_heads * self._heads.head_dim)
         self._paged(layer, qkv, batch, batch.tiles, out)
         return out
@@ -223,13 +223,15 @@ class PrefillStep:
         prefill_attention(qkv, self._pool[layer], batch.table, tiles, batch.query_start, batch.context_lens,
                           self._heads, out, tuning=self._tuning)  # fmt: skip
 
-    def _whole_prompts(self, qkv: Tensor, whole: tuple[int, int]) -> Tensor:
-        h = self._heads
-        x = qkv.view(*whole, -1, h.head_dim).transpose(1, 2)
-        q, k, v = x.split([h.num_heads, h.num_kv_heads, h.num_kv_heads], dim=1)
-        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
-            out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out.transpose(1, 2).reshape(len(qkv), h.num_heads * h.head_dim)
+
+def attend_whole(qkv: Tensor, whole: tuple[int, int], heads: Heads) -> Tensor:
+    """Return what cuDNN attends to in `qkv`, rows of as many prompts of one length as `whole` says, `(prompts,
+    length)`, with nothing cached: `[rows, num_heads * head_dim]`."""
+    x = qkv.view(*whole, -1, heads.head_dim).transpose(1, 2)
+    q, k, v = x.split([heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1)
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2).reshape(len(qkv), heads.num_heads * heads.head_dim)
 
 
 def _product(x: Tensor, linear: Linear) -> Tensor:

@@ -47,8 +47,6 @@ class DecodeRecipe:
     block_tokens: int = 64
     target_items: int = 256
     min_split_blocks: int = 1
-    sums_in_products: bool = False
-    """Let `out` and `down` add up over ranks by themselves, where they can, instead of a launch behind each."""
     pdl: bool = True
 
 

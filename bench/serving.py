@@ -42,4 +42,6 @@ def _wait_served(url: str, process: subprocess.Popen[bytes], num_pairs: int, rea
             if httpx.get(f"{url}/get_server_info", timeout=2).json()["num_pairs"] >= num_pairs:
                 return
         time.sleep(0.2)
+    if process.poll() is not None:
+        raise RuntimeError(f"sluice up ended with status {process.returncode} before it served; its log says why")
     raise RuntimeError(f"sluice up did not serve {num_pairs} pairs within {ready_s:g} s")

@@ -5,6 +5,7 @@ Answers are kept on disk, named after everything they depend on: a second run of
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -22,6 +23,8 @@ class Oracle:
     def __init__(self, model_dir: Path) -> None:
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_dir)
         self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+        eos = self._model.generation_config.eos_token_id
+        self._eos = {eos} if isinstance(eos, int) else {*eos}
         weights = hashlib.sha256((model_dir / "model.safetensors").read_bytes()).hexdigest()
         self._versions = [weights, transformers.__version__, torch.__version__]
         self._kept = model_dir.parent.parent / "oracle"
@@ -46,14 +49,25 @@ class Oracle:
         """The text of output ids as an API shows it: special tokens left out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, *, ignore_eos: bool = False) -> list[int]:
-        """Output ids; the EOS id, when reached, is the last one unless it is ignored."""
+    def generate(
+        self, prompt_ids: Sequence[int], max_new_tokens: int, *, ignore_eos: bool = False, guess: Sequence[int] = ()
+    ) -> list[int]:
+        """Output ids; the EOS id, when reached, is the last one unless it is ignored.
+
+        `guess`: somebody's answer. One pass over all of it tells whether each of its tokens is the likeliest behind
+        those before it, which takes a fraction of the time of one pass a token. A wrong one changes nothing.
+        """
         question = json.dumps([self._versions, list(prompt_ids), max_new_tokens, ignore_eos])
         kept = self._kept / f"{hashlib.sha256(question.encode()).hexdigest()}.json"
         if kept.exists():
             return [int(each) for each in json.loads(kept.read_text())]
-        answer = self._generate(prompt_ids, max_new_tokens, ignore_eos=ignore_eos)
-        kept.write_text(json.dumps(answer))
+        if self._ends(guess, max_new_tokens, ignore_eos=ignore_eos) and self._likeliest(prompt_ids, guess):
+            answer = list(guess)
+        else:
+            answer = self._generate(prompt_ids, max_new_tokens, ignore_eos=ignore_eos)
+        partly = kept.with_suffix(f".{os.getpid()}")
+        partly.write_text(json.dumps(answer))
+        partly.replace(kept)
         return answer
 
     def logprobs(self, prompt_ids: Sequence[int]) -> torch.Tensor:
@@ -61,6 +75,18 @@ class Oracle:
         with torch.inference_mode():
             logits: torch.Tensor = self._model(torch.tensor([list(prompt_ids)])).logits[0]
         return logits.log_softmax(-1)
+
+    def _ends(self, answer: Sequence[int], max_new_tokens: int, *, ignore_eos: bool) -> bool:
+        """Whether an answer ends where `generate` does, and not before."""
+        eos = [] if ignore_eos else [at for at, token in enumerate(answer, start=1) if token in self._eos]
+        return len(answer) == min([max_new_tokens, *eos])
+
+    def _likeliest(self, prompt_ids: Sequence[int], answer: Sequence[int]) -> bool:
+        """Whether each token of an answer is the likeliest behind those before it."""
+        given = torch.tensor([[*prompt_ids, *answer[:-1]]])
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(given, logits_to_keep=len(answer)).logits[0]
+        return bool((logits.argmax(-1) == torch.tensor(list(answer))).all())
 
     def _generate(self, prompt_ids: Sequence[int], max_new_tokens: int, *, ignore_eos: bool) -> list[int]:
         prompt = torch.tensor([list(prompt_ids)])

@@ -43,7 +43,7 @@ def prompts_of(oracle: Oracle) -> list[tuple[int, ...]]:
 def check(oracle: Oracle, prompts: Sequence[tuple[int, ...]], answers: Sequence[Answer]) -> None:
     """Every answer equals the oracle's: ids, text, count, reason."""
     for prompt, answer in zip(prompts, answers, strict=True):
-        expected = oracle.generate(prompt, MAX_NEW_TOKENS)
+        expected = oracle.generate(prompt, MAX_NEW_TOKENS, guess=answer.token_ids)
         assert not answer.error
         assert answer.token_ids == expected, f"prompt of {len(prompt)} tokens"
         assert answer.counts == list(range(1, len(expected) + 1))
@@ -90,3 +90,15 @@ def test_prompt_logprobs_equal_transformers_whatever_is_cached(cluster: Cluster,
 def test_the_same_prompt_again_hits_the_prefix_cache_and_answers_the_same(cluster: Cluster, oracle: Oracle) -> None:
     prompts = [oracle.ids(LONG)[:150]] * 6
     check(oracle, prompts, asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, at_once=3)))
+
+
+def test_a_guess_tells_the_oracle_nothing(oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a wrong token, nor an end too early or too late."""
+    monkeypatch.setattr(oracle, "_kept", tmp_path)
+    prompt = oracle.chat_ids(CHAT[0])
+    answer = oracle.generate(prompt, MAX_NEW_TOKENS)
+    assert len(answer) < MAX_NEW_TOKENS, "it ends with EOS"
+    for guess in (answer, [*answer[:2], answer[0], *answer[3:]], answer[:-1], [*answer, *answer[:1]]):
+        for kept in tmp_path.iterdir():
+            kept.unlink()
+        assert oracle.generate(prompt, MAX_NEW_TOKENS, guess=guess) == answer

@@ -32,13 +32,16 @@ def cluster(model_dir: Path, tmp_path: Path) -> Iterator[Cluster]:
 
 def test_preempted_sequences_resume_with_the_same_tokens(cluster: Cluster, oracle: Oracle) -> None:
     prompts = [oracle.ids(text) for text in PROMPTS]
-    expected = [oracle.generate(prompt, NUM_TOKENS) for prompt in prompts]
-    assert [len(ids) for ids in expected] == [NUM_TOKENS] * len(prompts), "too short to press the pool"
 
     answers = asyncio.run(stream_all(cluster.url, prompts, NUM_TOKENS, at_once=len(prompts)))
 
     assert [answer.error for answer in answers] == [""] * len(prompts)
+    expected = [
+        oracle.generate(prompt, NUM_TOKENS, guess=answer.token_ids)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
     assert [answer.token_ids for answer in answers] == expected
+    assert [len(ids) for ids in expected] == [NUM_TOKENS] * len(prompts), "too short to press the pool"
     for answer in answers:
         assert answer.counts == list(range(1, len(answer.token_ids) + 1))
     decode = cluster.processes["decode-0"]

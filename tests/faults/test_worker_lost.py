@@ -15,6 +15,7 @@ from tests.integration.oracle import Oracle
 NUM_STREAMS = 16
 MAX_NEW_TOKENS = 48
 KILL_AFTER_TOKENS = 4
+SUCCESSOR_TOKENS = 16
 OPTIONS = ["--dtype", "float32", "--chunk-tokens", "64", "--reservation-lease-s", "5"]
 
 
@@ -35,11 +36,13 @@ async def run_and_kill(cluster: Cluster, prompts: Sequence[Sequence[int]], victi
         return list(await asyncio.wait_for(asyncio.gather(*tasks), 240))
 
 
-def assert_right_or_clear_error(oracle: Oracle, prompts: Sequence[tuple[int, ...]], answers: Sequence[Answer]) -> int:
+def assert_right_or_clear_error(
+    oracle: Oracle, prompts: Sequence[tuple[int, ...]], answers: Sequence[Answer], num_tokens: int
+) -> int:
     """No repeated, skipped or wrong token anywhere; returns how many streams ended whole."""
     whole = 0
     for prompt, answer in zip(prompts, answers, strict=True):
-        expected = oracle.generate(prompt, MAX_NEW_TOKENS, ignore_eos=True, guess=answer.token_ids)
+        expected = oracle.generate(prompt, num_tokens, ignore_eos=True, guess=answer.token_ids)
         assert answer.token_ids == expected[: len(answer.token_ids)]
         assert answer.counts == list(range(1, len(answer.counts) + 1))
         whole += answer.token_ids == expected
@@ -55,13 +58,13 @@ def test_streams_survive_a_killed_worker_and_its_successor_is_used(cluster: Clus
 
     answers = asyncio.run(run_and_kill(cluster, prompts, victim))
 
-    assert assert_right_or_clear_error(oracle, prompts, answers) == NUM_STREAMS
+    assert assert_right_or_clear_error(oracle, prompts, answers, MAX_NEW_TOKENS) == NUM_STREAMS
     wait_nothing_left(cluster)
     victim.start()
     cluster.wait_ready()
     kept_alive = cluster.processes[f"{role}-1"]
     kept_alive.kill()
-    answers = asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, NUM_STREAMS, ignore_eos=True))
-    assert assert_right_or_clear_error(oracle, prompts, answers) == NUM_STREAMS, (
+    answers = asyncio.run(stream_all(cluster.url, prompts, SUCCESSOR_TOKENS, NUM_STREAMS, ignore_eos=True))
+    assert assert_right_or_clear_error(oracle, prompts, answers, SUCCESSOR_TOKENS) == NUM_STREAMS, (
         "the worker that came back was not used"
     )

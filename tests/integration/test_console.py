@@ -16,7 +16,7 @@ LOAD = """const model = document.getElementById("model").value;
 const body = JSON.stringify({ model, prompt: "Once upon a time", max_tokens: 150, ignore_eos: true });
 const whole = () => fetch("/v1/completions", { method: "POST", body }).then((answer) => answer.text());
 const ask = () => whole().then(() => window.enough || ask());
-for (let i = 0; i < 6; i += 1) ask(); 0"""
+for (let i = 0; i < 4; i += 1) ask(); 0"""
 """Others' requests, one after the other until there are enough: whenever the page looks, there is something to see."""
 LOADED_BYTES = """[...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
 .reduce((sum, one) => sum + one.encodedBodySize, 0)"""
@@ -30,7 +30,7 @@ new MutationObserver(() => seen.add(log.lastChild.textContent)).observe(log, { c
 SHORT = """
 const send = window.fetch;
 window.fetch = (url, init) =>
-  send(url, init?.body ? { ...init, body: JSON.stringify({ ...JSON.parse(init.body), max_tokens: 120 }) } : init);
+  send(url, init?.body ? { ...init, body: JSON.stringify({ ...JSON.parse(init.body), max_tokens: 60 }) } : init);
 """
 """The page asks for no length, and a sampled story may fill the model's context."""
 

@@ -48,7 +48,7 @@ NUM_PRESSING = 4
 """Calls of two such choices each. With their prompts they come to more than 900 tokens, and three of them to 700: more
 than TIGHT's pool holds. The Router lets them in together all the same, for it expects one token of each, and later
 twice what it has seen. Behind shorter ones it might let them in one after the other, and preempt nothing."""
-LONG = r"([a-f]{8},){25}end"
+LONG = r"([a-f]{8},){16}end"
 WELL_INTO = 20
 """Tokens that a worker has decoded before it is killed; an answer has many more."""
 

@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 TORCH_INDEX ?=
 # Options for `make run`, as `make run ARGS="--prefill 2 --decode 2"`; for `make test`, as `make test ARGS="-k prefix"`.
 ARGS ?=
-# Test files at a time in `make test`: the processes of one test mostly wait for each other.
+# Test files at a time in `make test`, whose processes mostly wait for each other; processes of mypy in `make check`.
 JOBS ?= 2
 
 FUZZ_S ?= 300
@@ -105,7 +105,7 @@ check: setup ## lint, types, import rules, protos, sizes, chart
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
 	$(call say,mypy)
-	@$(BIN)/mypy $(CODE)
+	@$(BIN)/mypy --num-workers $(JOBS) $(CODE)
 	$(call say,import rules)
 	@$(BIN)/lint-imports --no-cache
 	$(call say,protos)

@@ -186,5 +186,6 @@ async def test_output_stays_valid_when_its_decode_worker_is_killed(cluster: Clus
     async with client_of(cluster) as client:
         running = asyncio.create_task(assert_long_outputs(client))
         victim = await asyncio.to_thread(decoding, cluster)
+        assert not running.done(), "too short to be disturbed"
         await asyncio.to_thread(victim.kill)
         await running

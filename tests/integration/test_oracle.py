@@ -14,6 +14,8 @@ from tests.integration.prompts import CHAT, LONG, PLAIN
 
 CHUNK_TOKENS = 64
 MAX_NEW_TOKENS = 16
+ALONE_TOKENS = 8
+"""Of one request at a time: later tokens are alike, and all at once have twice as many."""
 SMALL = ["--dtype", "float32", "--chunk-tokens", str(CHUNK_TOKENS)]
 BOUNDARIES = (1, 2, *(n * CHUNK_TOKENS + by for n in (1, 2, 3) for by in (-1, 0, 1)), 250)
 
@@ -40,15 +42,17 @@ def prompts_of(oracle: Oracle, num_texts: int | None = None) -> list[tuple[int, 
     return chat + plain + [long[:length] for length in BOUNDARIES]
 
 
-def check(oracle: Oracle, prompts: Sequence[tuple[int, ...]], answers: Sequence[Answer]) -> None:
+def check(
+    oracle: Oracle, prompts: Sequence[tuple[int, ...]], answers: Sequence[Answer], num_tokens: int = MAX_NEW_TOKENS
+) -> None:
     """Every answer equals the oracle's: ids, text, count, reason."""
     for prompt, answer in zip(prompts, answers, strict=True):
-        expected = oracle.generate(prompt, MAX_NEW_TOKENS, guess=answer.token_ids)
+        expected = oracle.generate(prompt, num_tokens, guess=answer.token_ids)
         assert not answer.error
         assert answer.token_ids == expected, f"prompt of {len(prompt)} tokens"
         assert answer.counts == list(range(1, len(expected) + 1))
         assert answer.text == oracle.text(expected)
-        assert answer.finish_reason == ("length" if len(expected) == MAX_NEW_TOKENS else "stop")
+        assert answer.finish_reason == ("length" if len(expected) == num_tokens else "stop")
 
 
 def test_one_at_a_time_equals_transformers(cluster: Cluster, oracle: Oracle) -> None:
@@ -56,7 +60,7 @@ def test_one_at_a_time_equals_transformers(cluster: Cluster, oracle: Oracle) -> 
     a prompt says is nothing to a shape, how long it is and what of it is cached may be."""
     plain_shape = cluster.prefill == 1 and "--no-prefix-cache" not in cluster.worker_options
     prompts = prompts_of(oracle, None if plain_shape else 2)
-    check(oracle, prompts, asyncio.run(stream_all(cluster.url, prompts, MAX_NEW_TOKENS, at_once=1)))
+    check(oracle, prompts, asyncio.run(stream_all(cluster.url, prompts, ALONE_TOKENS, at_once=1)), ALONE_TOKENS)
 
 
 def test_thirty_two_at_once_equal_transformers(cluster: Cluster, oracle: Oracle) -> None:

@@ -49,6 +49,10 @@ class Oracle:
         """The text of output ids as an API shows it: special tokens left out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def is_end(self, token: int) -> bool:
+        """Whether an answer ends with it."""
+        return token in self._eos
+
     def generate(
         self, prompt_ids: Sequence[int], max_new_tokens: int, *, ignore_eos: bool = False, guess: Sequence[int] = ()
     ) -> list[int]:

@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 TORCH_INDEX ?=
 # Options for `make run`, as `make run ARGS="--prefill 2 --decode 2"`; for `make test`, as `make test ARGS="-k prefix"`.
 ARGS ?=
-# Test files at a time in `make test`, whose processes mostly wait for each other; processes of mypy in `make check`.
+# Test files at a time in `make test`, and processes of mypy in `make check`.
 JOBS ?= 2
 
 FUZZ_S ?= 300

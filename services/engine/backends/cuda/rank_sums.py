@@ -1,8 +1,9 @@
 """What a step of a split model needs of the other ranks: the sums behind its products, and the best of all logits.
 
-Short steps go through kernels of our own over peer memory (`kernels.rank_sum`, `kernels.rank_pick`), one launch each
-with the residual and the next norm folded in; what has more rows than their blocks hold, and hosts whose devices cannot
-reach each other, through NCCL. Both are captured in graphs. All ranks make the same calls in the same order.
+Short steps go over peer memory: products of up to 64 rows in 16 bits add up by themselves (`RankSums.box_of`), other
+sums and the picks are one launch each (`kernels.rank_sum`, `kernels.rank_pick`), with the residual and the next norm
+folded in. What has more rows than their blocks hold, and hosts whose devices cannot reach each other, go through NCCL.
+All are captured in graphs. All ranks make the same calls in the same order.
 """
 
 from __future__ import annotations

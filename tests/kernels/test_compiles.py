@@ -107,6 +107,13 @@ def test_words_for_other_ranks_are_stored_whole_and_looked_at_again_until_they_c
         assert 0 < 2 * _words(stored) == _words(looked), f"{name}: at each word before the loop, and in it"
 
 
+def test_short_products_of_a_split_model_add_up_by_themselves(outcomes: dict[Case, Future[Outcome]]) -> None:
+    """A launch behind each would be right as well, and slower."""
+    compiled, _ = outcomes[FEW[0]].result()
+    waiting = {each.kernel for each in compiled if "ld.volatile.global" in Path(each.files["ptx"]).read_text()}
+    assert waiting >= {"_streamed_gemm", "_rank_sum", "_rank_pick"}
+
+
 def _stack_bytes(cubin: Path) -> int:
     """Of its one kernel's threads, by CUDA's own tool, which Triton brings."""
     tool = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(cubin)]

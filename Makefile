@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 TORCH_INDEX ?=
 # Options for `make run`, as `make run ARGS="--prefill 2 --decode 2"`; for `make test`, as `make test ARGS="-k prefix"`.
 ARGS ?=
-# Test files at a time in `make test`, and processes of mypy in `make check`.
+# Files at a time of those tests in `make test` that only compute, and processes of mypy in `make check`.
 JOBS ?= 2
 
 FUZZ_S ?= 300
@@ -24,8 +24,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell find proto -name '*.proto' 2>/dev/null)
 CODE := $(wildcard services kernels tools bench tests examples)
-# Quick sets first: a mistake shows in seconds.
-TESTS := $(wildcard tests/unit tests/kernels tests/engine tests/chart tests/faults tests/integration)
+# Quick sets first: a mistake shows in seconds. The others start processes that wait for each other, with limits: one at a
+# time, so that a slow machine keeps them.
+QUICK_TESTS := $(wildcard tests/unit tests/kernels tests/chart)
+TESTS := $(wildcard tests/engine tests/integration tests/faults)
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
 .PHONY: help
@@ -76,12 +78,18 @@ gen: gen/.stamp ## make the gRPC stubs when a proto has changed
 run: setup ## start pd_master, prefill and decode workers on this machine; options in ARGS="..."
 	@exec $(BIN)/sluice up $(ARGS)
 
-# A file's tests stay together for what its fixtures start, and files come in TESTS' order. With ARGS it is one test after
-# the other, as `-s` and `--pdb` need it; `ARGS="-n 2 --dist loadfile ..."` asks for two.
+# A file's tests stay together for what its fixtures start. With ARGS it is one test after the other, as `-s` and `--pdb`
+# need it.
 test: setup ## run every test that needs no GPU; options in ARGS="..."
 	@env -u SLUICE_URL $(BIN)/sluice fetch-demo-model
-	@$(BIN)/python -m pytest -m "not gpu" \
-		$(if $(ARGS),$(ARGS),-n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS))
+ifneq ($(ARGS),)
+	@$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+else
+	$(call say,tests that only compute)
+	@$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile $(QUICK_TESTS)
+	$(call say,tests that start processes)
+	@$(BIN)/python -m pytest -m "not gpu" $(TESTS)
+endif
 
 # The variable is the tests' own; a process of Sluice would refuse it as an unknown option.
 test-cluster: setup ## run the tests that need a real Kubernetes, which SLUICE_TEST_CLUSTER starts

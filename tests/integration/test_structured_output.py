@@ -30,7 +30,7 @@ NUM_SCHEMAS = int(WANTED or "6")
 SCHEMAS_A_KILL = 25
 AT_ONCE = 8
 """So many calls of two choices each."""
-TIMEOUT_S = 300 + 6 * NUM_SCHEMAS
+TIMEOUT_S = 600 + 6 * NUM_SCHEMAS
 TIGHT = [
     "--kv-pool-tokens", "640", "--max-context-tokens", "300", "--prior-output-tokens", "1", "--no-prefix-cache",
 ]  # fmt: skip
